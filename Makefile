@@ -1,0 +1,50 @@
+# Every target works on a fresh clone: it first makes .venv if that is missing or out of date.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench campaign lock docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+setup: $(STAMP) ## create .venv with everything pinned; does nothing the second time
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) tools/preflight.py
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+demo: $(STAMP) ## publish and read, in one process
+	@$(BIN)/python examples/demo.py
+
+test: $(STAMP) ## run the tests (PYTEST="-k name" to choose, --slow for the long ones)
+	$(BIN)/python -m pytest $(PYTEST)
+
+check: $(STAMP) ## format, lint, types, import contracts, documentation
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory docs
+
+bench: $(STAMP) ## measure every area; results go to bench/results/
+	$(BIN)/penstock bench all --keep bench/results
+
+campaign: $(STAMP) ## the long tests: more examples, every test marked slow
+	HYPOTHESIS_PROFILE=campaign $(BIN)/python -m pytest --slow --timeout 3600 $(PYTEST)
+
+docs: $(STAMP) ## build the documentation, warnings are errors
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+lock: $(STAMP) ## pin the newest versions anew: names, versions and hashes only
+	$(BIN)/uv pip compile -q pyproject.toml --group dev --extra cli --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --upgrade -o requirements.lock
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

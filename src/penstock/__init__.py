@@ -1,0 +1,1 @@
+"""Penstock, a reliable event bus for Python."""

@@ -1,0 +1,327 @@
+"""Every error that Penstock raises, in one tree.
+
+* PenstockError
+  - UsageError                 the call is wrong; fix the program; nothing was written
+    + InvalidName              a topic, subscription or other name breaks the naming rule
+    + InvalidEvent             a value cannot become an event of this topic
+    + TooLarge                 an event, a batch or its headers exceed a limit
+    + UnknownTopic             no topic of that name; the nearest one is suggested
+    + TopicMismatch            a topic exists, but not as declared
+    + BusClosed                the bus was used before it was opened or after it was closed
+  - SettingsError              a setting has a wrong name, type or value
+  - CodecError
+    + EncodeError              a value cannot be turned into bytes
+    + DecodeError              bytes cannot be turned into a value
+    + FutureVersion            the event was written by a newer version of its class
+    + UpcasterMissing          an old event has no way up to the current version
+  - PublishError
+    + PublishUnknown           the events may or may not be stored; resend `prepared`
+    + PartialPublish           some partitions of a batch succeeded, others did not
+  - StoreError
+    + StoreUnavailable         no store for this URL: unknown scheme or missing extra
+    + StoreFull                the store's limit is reached; nothing was written
+    + StoreClosed              the store was used after it was closed
+    + TopicDeleted             this handle's topic was deleted, perhaps created anew
+    + OffsetOutOfRange
+      . Trimmed                the offset is below what retention kept
+      . BeyondEnd              the offset is above the end: the log was truncated
+    + ProducerRefused
+      . ProducerConflict       the sequence is taken by other content
+      . ProducerExpired        the producer was idle too long to tell a repeat from news
+      . ProducerFenced         a newer epoch of the same producer is active
+    + LeaseError
+      . LeaseLost              the lease expired or was taken over
+      . Fenced                 a write carried a stale fencing epoch and was refused
+    + StaleCursor              a cursor would move backwards within its generation
+    + SinkConflict             a sink name belongs to another query
+  - IntegrityError             stored or received bytes are not what they claim to be
+    + InvalidBatch             bytes do not hold a valid batch of events
+
+Three words have a fixed meaning in messages. *Refused*: surely not written. *Unknown*: it may
+be written; a retry through the same prepared publish never makes a duplicate. *Damaged*: bytes on
+a disk or a wire differ from what was written.
+
+Every error survives pickling, because Spark carries errors between processes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class PenstockError(Exception):
+    """Raised when Penstock cannot do what it was asked; the root of the tree above."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls the class with `args`, which breaks for constructors that compose
+        # their message from facts.
+        return (_rebuild, (type(self), self.args, self.__dict__))
+
+
+def _rebuild(cls: type[PenstockError], args: tuple[Any, ...], state: dict[str, Any]) -> PenstockError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(state)
+    return error
+
+
+# --- the call is wrong -----------------------------------------------------------------------
+
+
+class UsageError(PenstockError):
+    """Raised when a call cannot be right whatever the state of the store. Nothing was written."""
+
+
+class InvalidName(UsageError):
+    """Raised when a name breaks the rule `[a-z0-9][a-z0-9._-]{0,127}` without `..`."""
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(
+            f"{what} name {name!r} is not allowed: use 1 to 128 of a-z, 0-9, '.', '_' and '-', "
+            f"beginning with a letter or digit, without '..'"
+        )
+        self.name = name
+
+
+class InvalidEvent(UsageError):
+    """Raised when a value cannot become an event of this topic; the message says which and why."""
+
+
+class TooLarge(UsageError):
+    """Raised when an event, a batch or its headers exceed a limit. Nothing was written."""
+
+    def __init__(self, what: str, size: int, limit: int, advice: str) -> None:
+        super().__init__(f"{what} has {size:,}, the limit is {limit:,}: {advice}")
+        self.size = size
+        self.limit = limit
+
+
+class UnknownTopic(UsageError):
+    """Raised when no topic of that name exists. Declare it: `Bus(url, topics=[…])`."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        super().__init__(
+            f"there is no topic {name!r}{did_you_mean(name, names)}; "
+            f"declare it with Bus(…, topics=[Topic({name!r}, …)]) and it is created on open"
+        )
+        self.name = name
+
+
+class TopicMismatch(UsageError):
+    """Raised when a topic exists with other properties than declared, such as its partitions."""
+
+
+class BusClosed(UsageError):
+    """Raised when a bus is used before `async with bus:` or after it ended."""
+
+
+class SettingsError(PenstockError):
+    """Raised when a setting has a wrong name, type or value; says where it came from."""
+
+
+# --- values and bytes ------------------------------------------------------------------------
+
+
+class CodecError(PenstockError):
+    """Raised when a value and its bytes cannot be turned into each other."""
+
+
+class EncodeError(CodecError):
+    """Raised when a value cannot be encoded. Nothing was written."""
+
+
+class DecodeError(CodecError):
+    """Raised when an event's bytes do not fit its class. The raw bytes stay readable as `data`."""
+
+
+class FutureVersion(CodecError):
+    """Raised when an event carries a later version than this process knows: upgrade it."""
+
+    def __init__(self, event_type: str, version: int, known: int) -> None:
+        super().__init__(
+            f"{event_type!r} version {version} was written by a newer program; "
+            f"this one knows up to version {known}: upgrade it"
+        )
+        self.event_type = event_type
+        self.version = version
+        self.known = known
+
+
+class UpcasterMissing(CodecError):
+    """Raised when an old event has no complete chain of upcasters to the current version."""
+
+    def __init__(self, event_type: str, version: int, current: int) -> None:
+        super().__init__(
+            f"{event_type!r} version {version} cannot become version {current}: "
+            f"register @upcaster({event_type!r}, from_version={version})"
+        )
+        self.event_type = event_type
+        self.version = version
+        self.current = current
+
+
+# --- publishing ------------------------------------------------------------------------------
+
+
+class PublishError(PenstockError):
+    """Raised when a publish did not end with everything stored."""
+
+
+class PublishUnknown(PublishError):
+    """Raised when a publish was cut off: the events may or may not be stored.
+
+    `await error.prepared.send()` may be repeated until it returns; it never makes a duplicate.
+    """
+
+    def __init__(self, topic: str, count: int, prepared: Any, cause: str) -> None:
+        super().__init__(
+            f"{count:,} events for {topic!r} may or may not be stored ({cause}); "
+            f"repeat `await error.prepared.send()`: it never makes a duplicate"
+        )
+        self.topic = topic
+        self.count = count
+        self.prepared = prepared
+
+
+class PartialPublish(PublishError):
+    """Raised when a batch over several partitions ended differently in some of them.
+
+    `receipts` and `errors` are keyed by partition. Resending `prepared` completes the failed ones and
+    repeats the others without a duplicate.
+    """
+
+    def __init__(
+        self, topic: str, receipts: Mapping[int, Any], errors: Mapping[int, BaseException], prepared: Any
+    ) -> None:
+        failed = "; ".join(f"partition {index}: {error}" for index, error in sorted(errors.items()))
+        super().__init__(
+            f"{topic!r}: {len(receipts)} partitions stored, {len(errors)} not ({failed}); "
+            f"`await error.prepared.send()` completes the batch without a duplicate"
+        )
+        self.topic = topic
+        self.receipts = dict(receipts)
+        self.errors = dict(errors)
+        self.prepared = prepared
+
+
+# --- stores ----------------------------------------------------------------------------------
+
+
+class StoreError(PenstockError):
+    """Raised when a store refuses or cannot do something. Nothing was written unless it says so."""
+
+
+class StoreUnavailable(StoreError):
+    """Raised when no store can be opened for a URL; the message says what to install or to write."""
+
+
+class StoreFull(StoreError):
+    """Raised when a store's limit is reached. Nothing was written; space frees by trimming."""
+
+
+class StoreClosed(StoreError):
+    """Raised when a store is used after `close()`."""
+
+
+class TopicDeleted(StoreError):
+    """Raised when a handle outlives its topic. Open the topic anew; the old offsets mean nothing there."""
+
+    def __init__(self, log_id: str) -> None:
+        super().__init__(f"log {log_id} was deleted; a topic of that name is now another log: open it anew")
+        self.log_id = log_id
+
+
+class OffsetOutOfRange(StoreError):
+    """Raised when an offset is not in the log. `first` and `end` are the bounds that are."""
+
+    def __init__(self, message: str, offset: int, first: int, end: int) -> None:
+        super().__init__(message)
+        self.offset = offset
+        self.first = first
+        self.end = end
+
+
+class Trimmed(OffsetOutOfRange):
+    """Raised when an offset is below the first one that retention kept."""
+
+    @classmethod
+    def at(cls, where: object, offset: int, first: int, end: int) -> Self:
+        """Build the error for `offset` of a log that now begins at `first`."""
+        return cls(f"{where}: offset {offset} was trimmed; the log holds [{first}, {end})", offset, first, end)
+
+
+class BeyondEnd(OffsetOutOfRange):
+    """Raised when an offset is above the log's end: this log was truncated, or it is another log."""
+
+    @classmethod
+    def at(cls, where: object, offset: int, first: int, end: int) -> Self:
+        """Build the error for `offset` of a log that ends before it."""
+        return cls(
+            f"{where}: offset {offset} is beyond the end; the log holds [{first}, {end}): "
+            f"it was truncated, or this position belongs to another log",
+            offset,
+            first,
+            end,
+        )
+
+
+class ProducerRefused(StoreError):
+    """Raised when a producer's run cannot be accepted. It was surely not written by this call."""
+
+
+class ProducerConflict(ProducerRefused):
+    """Raised when a sequence is already taken by other content, or a run overlaps one in part."""
+
+
+class ProducerExpired(ProducerRefused):
+    """Raised when a known producer was forgotten, so that a repeat cannot be told from news."""
+
+
+class ProducerFenced(ProducerRefused):
+    """Raised when a run carries a lower epoch than its producer's current one."""
+
+
+class LeaseError(StoreError):
+    """Raised when somebody acts for a lease that is not theirs any more."""
+
+
+class LeaseLost(LeaseError):
+    """Raised when a lease expired or was taken over: stop what it covered, then acquire it anew."""
+
+
+class Fenced(LeaseError):
+    """Raised when a write carries a stale fencing epoch. Nothing was written."""
+
+
+class StaleCursor(StoreError):
+    """Raised when a cursor would move backwards within its generation. Nothing was written."""
+
+
+class SinkConflict(StoreError):
+    """Raised when a sink name belongs to another query: choose another name, or adopt it."""
+
+
+class IntegrityError(PenstockError):
+    """Raised when stored or received bytes are not what they claim to be. The CLI exits with 3."""
+
+
+class InvalidBatch(IntegrityError):
+    """Raised when bytes do not hold a valid batch of events; nothing of them was used."""
+
+
+# --- suggestions -----------------------------------------------------------------------------
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'x'?"` for the nearest known name, the known ones if few, or nothing."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    if 0 < len(names) <= 8:
+        return f"; known: {', '.join(map(repr, names))}"
+    return ""
