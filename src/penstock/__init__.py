@@ -1,1 +1,63 @@
-"""Penstock, a reliable event bus for Python."""
+"""Penstock: a reliable event bus for Python.
+
+Everything that an application needs is here; the rest of the package is for those who extend it. Names are
+imported when they are first used, so that `import penstock` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.batch import Batch as Batch
+    from penstock.batch import StoredEvent as StoredEvent
+    from penstock.bus.bus import Bus as Bus
+    from penstock.bus.publisher import Prepared as Prepared
+    from penstock.bus.publisher import Receipt as Receipt
+    from penstock.bus.topic import Topic as Topic
+    from penstock.events import Event as Event
+    from penstock.events import event as event
+    from penstock.events import upcaster as upcaster
+    from penstock.offsets import Gap as Gap
+    from penstock.offsets import Position as Position
+    from penstock.offsets import Range as Range
+    from penstock.settings import Settings as Settings
+    from penstock.stores import open_store as open_store
+
+_HOMES = {
+    "Batch": "penstock.batch",
+    "StoredEvent": "penstock.batch",
+    "Bus": "penstock.bus.bus",
+    "Prepared": "penstock.bus.publisher",
+    "Receipt": "penstock.bus.publisher",
+    "Topic": "penstock.bus.topic",
+    "Event": "penstock.events",
+    "event": "penstock.events",
+    "upcaster": "penstock.events",
+    "Gap": "penstock.offsets",
+    "Position": "penstock.offsets",
+    "Range": "penstock.offsets",
+    "Settings": "penstock.settings",
+    "open_store": "penstock.stores",
+}
+
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604 - a list of names, computed
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: object = version("penstock")
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,41 +1,46 @@
 """Every error that Penstock raises, in one tree.
 
-* PenstockError
-  - UsageError                 the call is wrong; fix the program; nothing was written
-    + InvalidName              a topic, subscription or other name breaks the naming rule
-    + InvalidEvent             a value cannot become an event of this topic
-    + TooLarge                 an event, a batch or its headers exceed a limit
-    + UnknownTopic             no topic of that name; the nearest one is suggested
-    + TopicMismatch            a topic exists, but not as declared
-    + BusClosed                the bus was used before it was opened or after it was closed
-  - SettingsError              a setting has a wrong name, type or value
-  - CodecError
-    + EncodeError              a value cannot be turned into bytes
-    + DecodeError              bytes cannot be turned into a value
-    + FutureVersion            the event was written by a newer version of its class
-    + UpcasterMissing          an old event has no way up to the current version
-  - PublishError
-    + PublishUnknown           the events may or may not be stored; resend `prepared`
-    + PartialPublish           some partitions of a batch succeeded, others did not
-  - StoreError
-    + StoreUnavailable         no store for this URL: unknown scheme or missing extra
-    + StoreFull                the store's limit is reached; nothing was written
-    + StoreClosed              the store was used after it was closed
-    + TopicDeleted             this handle's topic was deleted, perhaps created anew
-    + OffsetOutOfRange
-      . Trimmed                the offset is below what retention kept
-      . BeyondEnd              the offset is above the end: the log was truncated
-    + ProducerRefused
-      . ProducerConflict       the sequence is taken by other content
-      . ProducerExpired        the producer was idle too long to tell a repeat from news
-      . ProducerFenced         a newer epoch of the same producer is active
-    + LeaseError
-      . LeaseLost              the lease expired or was taken over
-      . Fenced                 a write carried a stale fencing epoch and was refused
-    + StaleCursor              a cursor would move backwards within its generation
-    + SinkConflict             a sink name belongs to another query
-  - IntegrityError             stored or received bytes are not what they claim to be
-    + InvalidBatch             bytes do not hold a valid batch of events
+::
+
+    * PenstockError
+      - UsageError                 the call is wrong; fix the program; nothing was written
+        + InvalidName              a topic, subscription or other name breaks the naming rule
+        + InvalidEvent             a value cannot become an event of this topic
+        + TooLarge                 an event, a batch or its headers exceed a limit
+        + UnknownTopic             no topic of that name; the nearest one is suggested
+        + TopicMismatch            a topic exists, but not as declared
+        + BusClosed                the bus was used after it was closed
+      - SettingsError              a setting has a wrong name, type or value
+      - CodecError
+        + EncodeError              a value cannot be turned into bytes
+        + DecodeError              bytes cannot be turned into a value
+        + FutureVersion            the event was written by a newer version of its class
+        + UpcasterMissing          an old event has no way up to the current version
+      - PublishError
+        + PublishUnknown           the events may or may not be stored; resend `prepared`
+        + PartialPublish           some partitions of a batch succeeded, others did not
+      - WindowFull                 an offset is too far ahead of the first unsettled one
+      - StoreError
+        + StoreUnavailable         no store for this URL: unknown scheme or missing extra
+        + StoreFull                the store's limit is reached; nothing was written
+        + StoreClosed              the store was used after it was closed
+        + TopicDeleted             this handle's topic was deleted, perhaps created anew
+        + OffsetOutOfRange
+          . Trimmed                the offset is below what retention kept
+          . BeyondEnd              the offset is above the end: the log was truncated
+        + GapFound                 reading event by event met a declared hole
+        + ProducerRefused
+          . ProducerConflict       the sequence is taken by other content
+          . ProducerExpired        the producer was idle too long to tell a repeat from news
+          . ProducerFenced         a newer epoch of the same producer is active
+        + LeaseError
+          . LeaseLost              the lease expired or was taken over
+          . Fenced                 a write carried a stale fencing epoch and was refused
+        + TrimRefused              a protected subscription has not passed these events
+        + StaleCursor              a cursor would move backwards within its generation
+        + SinkConflict             a sink name belongs to another query
+      - IntegrityError             stored or received bytes are not what they claim to be
+        + InvalidBatch             bytes do not hold a valid batch of events
 
 Three words have a fixed meaning in messages. *Refused*: surely not written. *Unknown*: it may
 be written; a retry through the same prepared publish never makes a duplicate. *Damaged*: bytes on
@@ -93,8 +98,8 @@ class InvalidEvent(UsageError):
 class TooLarge(UsageError):
     """Raised when an event, a batch or its headers exceed a limit. Nothing was written."""
 
-    def __init__(self, what: str, size: int, limit: int, advice: str) -> None:
-        super().__init__(f"{what} has {size:,}, the limit is {limit:,}: {advice}")
+    def __init__(self, what: str, size: int, limit: int, advice: str, *, unit: str = "bytes") -> None:
+        super().__init__(f"{what} has {size:,} {unit}, the limit is {limit:,}: {advice}")
         self.size = size
         self.limit = limit
 
@@ -116,7 +121,7 @@ class TopicMismatch(UsageError):
 
 
 class BusClosed(UsageError):
-    """Raised when a bus is used before `async with bus:` or after it ended."""
+    """Raised when a bus is used after it was closed. Make a new one: `Bus(url, topics=[…])`."""
 
 
 class SettingsError(PenstockError):
@@ -162,6 +167,22 @@ class UpcasterMissing(CodecError):
         self.event_type = event_type
         self.version = version
         self.current = current
+
+
+# --- delivering ---------------------------------------------------------------------------------
+
+
+class WindowFull(PenstockError):
+    """Raised when an offset is too far beyond a bitmap's start. Nothing was set; settle earlier ones."""
+
+    def __init__(self, offset: int, start: int, limit: int) -> None:
+        super().__init__(
+            f"offset {offset} is {offset - start:,} beyond the window's start, {start}, and the window "
+            f"holds {limit:,}: settle or park earlier events first"
+        )
+        self.offset = offset
+        self.start = start
+        self.limit = limit
 
 
 # --- publishing ------------------------------------------------------------------------------
@@ -251,7 +272,9 @@ class Trimmed(OffsetOutOfRange):
     @classmethod
     def at(cls, where: object, offset: int, first: int, end: int) -> Self:
         """Build the error for `offset` of a log that now begins at `first`."""
-        return cls(f"{where}: offset {offset} was trimmed; the log holds [{first}, {end})", offset, first, end)
+        return cls(
+            f"{where}: offset {offset} was trimmed; the log holds [{first}, {end})", offset, first, end
+        )
 
 
 class BeyondEnd(OffsetOutOfRange):
@@ -267,6 +290,17 @@ class BeyondEnd(OffsetOutOfRange):
             first,
             end,
         )
+
+
+class GapFound(StoreError):
+    """Raised when reading event by event meets a hole that the log declares, as `gap`.
+
+    What is missing is lost; nothing else is. `bus.read_batches` hands gaps over instead of raising.
+    """
+
+    def __init__(self, where: object, gap: Any) -> None:
+        super().__init__(f"{where}: {gap}; read on from offset {gap.stop}")
+        self.gap = gap
 
 
 class ProducerRefused(StoreError):
@@ -295,6 +329,10 @@ class LeaseLost(LeaseError):
 
 class Fenced(LeaseError):
     """Raised when a write carries a stale fencing epoch. Nothing was written."""
+
+
+class TrimRefused(StoreError):
+    """Raised when trimming would remove what a protected subscription has not passed. Nothing was removed."""
 
 
 class StaleCursor(StoreError):

@@ -1,0 +1,477 @@
+"""Batch: many events as one Arrow record batch with their offsets; the unit of all I/O.
+
+A block on disk, a frame on the wire and a batch in Spark are the same columns. A batch is immutable and
+shares its memory: a slice by offsets copies nothing, and a *selection* (what a consumer is given of a
+batch) is the same columns with a list of rows. Python touches events one by one only when somebody
+iterates, and then only the columns that are looked at are converted.
+
+A batch that was read has a `Place`: topic, partition and when it was appended. It answers for what the
+log leaves out because it can be derived: an event's id is `<producer>-<sequence>`, its source and content
+type are the topic's, where the publisher gave none. A batch that was not appended yet has no place, and
+its offsets count from 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock import columns as cols
+from penstock.clock import us_to_datetime
+from penstock.errors import InvalidEvent, UsageError, did_you_mean
+from penstock.events import Event
+from penstock.offsets import Position, Range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from datetime import datetime
+
+UNTYPED: Final = "penstock.untyped"
+"""The `type` of an event whose publisher gave none."""
+
+STORED_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        *(cols.SCHEMA.field(name) for name in ("id", "source", "type", "subject", "time")),
+        ("appended_at", cols.TIMESTAMP),
+        *(cols.SCHEMA.field(name) for name in ("expires_at", "key", "content_type", "headers", "data")),
+    ]
+)
+"""What `Batch.to_arrow()` returns, whichever columns the batch itself has."""
+
+NEVER: Final = np.iinfo(np.int64).max
+"""The expiry of an event that does not expire."""
+
+
+class Run(NamedTuple):
+    """Consecutive events of one producer: what makes a repeated publish recognisable.
+
+    Sequences of a producer only increase; holes between runs are allowed. `digest` is
+    `columns.digest` of exactly these events.
+    """
+
+    producer: bytes
+    epoch: int
+    first_sequence: int
+    count: int
+    digest: int
+
+    def derived_id(self, index: int) -> str:
+        """Return the id of the run's event number `index` if its publisher gave none."""
+        return f"{self.producer.hex()}-{self.first_sequence + index}"
+
+
+class Place(NamedTuple):
+    """Where a batch stands, and what its topic says for events that do not say it themselves."""
+
+    topic: str
+    partition: int
+    appended_at: int
+    """When the block was appended, in microseconds since 1970 UTC."""
+    source: str
+    content_type: str
+
+
+class Batch:
+    """Events of one partition with consecutive offsets, or a selection of them."""
+
+    __slots__ = ("_hashes", "_lists", "columns", "place", "rows", "runs", "start")
+
+    def __init__(
+        self,
+        columns: pa.RecordBatch,
+        *,
+        start: int = 0,
+        place: Place | None = None,
+        runs: tuple[Run, ...] = (),
+        rows: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Wrap columns that are known to be valid; use the class methods for any others."""
+        self.columns = columns
+        self.start = start
+        self.place = place
+        self.runs = runs
+        self.rows = rows
+        self._hashes: dict[int, tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]] = {}
+        self._lists: dict[str, list[Any] | None] = {}
+
+    # --- making one --------------------------------------------------------------------------
+
+    @classmethod
+    def build(
+        cls,
+        data: Sequence[bytes] | pa.Array,
+        *,
+        key: Any = None,
+        type: Any = None,
+        id: Any = None,
+        source: Any = None,
+        subject: Any = None,
+        time: Any = None,
+        expires_at: Any = None,
+        content_type: Any = None,
+        headers: Any = None,
+    ) -> Self:
+        """Build a batch from columns: sequences of Python values, Arrow arrays, or one value for all.
+
+        Text is stored as UTF-8. Raises `InvalidEvent`, naming the column, for values that do not fit.
+        """
+        count = len(data)
+        payload = cols.column("data", data, count)
+        if payload.null_count:
+            raise InvalidEvent("an event has no data (None); an empty payload is b''")
+        given = {
+            "id": id,
+            "source": source,
+            "type": type,
+            "subject": subject,
+            "time": time,
+            "expires_at": expires_at,
+            "key": key,
+            "content_type": content_type,
+            "headers": headers,
+        }
+        arrays = {
+            name: cols.column(name, values, count) for name, values in given.items() if values is not None
+        }
+        return cls(cols.assemble({**arrays, "data": payload}))
+
+    @classmethod
+    def from_events(cls, events: Iterable[Event]) -> Self:
+        """Build a batch from envelopes, in their order."""
+        listed = list(events)
+        arrays: dict[str, pa.Array] = {}
+        for name in cols.NAMES:
+            values = (
+                [getattr(event, name) or None for event in listed]
+                if name == "headers"
+                else [getattr(event, name) for event in listed]
+            )
+            if name == "data" or any(value is not None for value in values):
+                arrays[name] = cols.column(name, values, len(listed))
+        return cls(cols.assemble(arrays))
+
+    @classmethod
+    def from_arrow(cls, data: pa.RecordBatch | pa.Table) -> Self:
+        """Take events from Arrow data whose columns carry the event's names; checks all of it."""
+        return cls(cols.adopt(data))
+
+    @classmethod
+    def from_bytes(
+        cls,
+        data: bytes | memoryview | pa.Buffer,
+        mask: int,
+        *,
+        start: int = 0,
+        place: Place | None = None,
+        runs: tuple[Run, ...] = (),
+    ) -> Self:
+        """Parse untrusted bytes without copying them; `InvalidBatch` if anything about them is wrong."""
+        return cls(cols.parse(data, mask), start=start, place=place, runs=runs)
+
+    def to_bytes(self) -> pa.Buffer:
+        """Return the columns as bytes for `from_bytes`; keep `mask` beside them."""
+        return cols.serialize(self._selected())
+
+    @property
+    def mask(self) -> int:
+        """Which columns are there, as `from_bytes` needs it."""
+        return cols.mask_of(self.columns.schema.names)
+
+    def at(self, start: int, place: Place, runs: tuple[Run, ...]) -> Self:
+        """Return the same events as they stand in a log."""
+        return type(self)(self.columns, start=start, place=place, runs=runs, rows=self.rows)
+
+    # --- offsets -----------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.columns.num_rows if self.rows is None else len(self.rows)
+
+    def __repr__(self) -> str:
+        where = f"{self.place.topic}/{self.place.partition}" if self.place else "unplaced"
+        chosen = "" if self.rows is None else f", {len(self)} selected"
+        return f"<Batch {where} {self.range}{chosen}, {self.columns.nbytes:,} bytes>"
+
+    @property
+    def range(self) -> Range:
+        """The offsets that the columns cover, selected or not."""
+        return Range(self.start, self.start + self.columns.num_rows)
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """The offset of each event, selected ones only."""
+        if self.rows is None:
+            return np.arange(self.start, self.start + self.columns.num_rows, dtype=np.int64)
+        return self.rows + self.start
+
+    def slice(self, wanted: Range) -> Self:
+        """Return the events whose offsets are in `wanted`, copying nothing."""
+        part = self.range.intersection(wanted)
+        if part == self.range:
+            return self
+        skip = part.start - self.start if part else 0
+        rows = self.rows
+        if rows is not None:
+            rows = rows[(rows >= skip) & (rows < skip + len(part))] - skip
+        return type(self)(
+            self.columns.slice(skip, len(part)),
+            start=self.start + skip,
+            place=self.place,
+            runs=_slice_runs(self.runs, skip, len(part)),
+            rows=rows,
+        )
+
+    def select(self, offsets: npt.NDArray[np.int64] | Sequence[int]) -> Self:
+        """Return the same columns with only the events at these offsets; order and repeats do not matter."""
+        rows = np.unique(np.asarray(offsets, np.int64)) - self.start
+        if len(rows) and (rows[0] < 0 or rows[-1] >= self.columns.num_rows):
+            outside = rows[0] if rows[0] < 0 else rows[-1]
+            raise UsageError(f"offset {outside + self.start} is not in this batch, which covers {self.range}")
+        if self.rows is not None:
+            rows = np.intersect1d(rows, self.rows, assume_unique=True)
+        return type(self)(self.columns, start=self.start, place=self.place, runs=self.runs, rows=rows)
+
+    def has(self, name: str) -> bool:
+        """Say whether any event has a value in this column."""
+        return name in self.columns.schema.names
+
+    # --- columns -----------------------------------------------------------------------------
+
+    def _selected(self) -> pa.RecordBatch:
+        return self.columns if self.rows is None else self.columns.take(pa.array(self.rows))
+
+    def to_arrow(self, names: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Return all columns of `STORED_SCHEMA`, or the named ones, with what can be derived filled in."""
+        wanted = STORED_SCHEMA.names if names is None else names
+        columns = self._selected()
+        return pa.RecordBatch.from_arrays(
+            [self._stored_column(name, columns) for name in wanted],
+            schema=pa.schema([STORED_SCHEMA.field(name) for name in wanted]),
+        )
+
+    def _stored_column(self, name: str, columns: pa.RecordBatch) -> pa.Array:
+        if name not in STORED_SCHEMA.names:
+            raise UsageError(f"there is no column {name!r}{did_you_mean(name, STORED_SCHEMA.names)}")
+        if name == "offset":
+            return pa.array(self.offsets)
+        wanted = STORED_SCHEMA.field(name).type
+        stored = columns.column(name) if name in columns.schema.names else None
+        if stored is not None and stored.null_count == 0:
+            return stored
+        if name == "id":
+            derived = self._derived_ids()
+            return derived if stored is None else pc.coalesce(stored, derived)
+        default = self._default(name)
+        if stored is not None:
+            return stored if default is None else stored.fill_null(pa.scalar(default, wanted))
+        return pa.repeat(pa.scalar(default, wanted), len(self))
+
+    def _default(self, name: str) -> Any:
+        """Return what a missing value of this column means."""
+        if name == "type":
+            return UNTYPED
+        if self.place is None:
+            return None
+        return self.place._asdict().get(name)
+
+    def _derived_ids(self) -> pa.Array:
+        parts = []
+        for run in self.runs:
+            sequences = pa.array(np.arange(run.first_sequence, run.first_sequence + run.count))
+            parts.append(pc.binary_join_element_wise(run.producer.hex(), sequences.cast(pa.string()), "-"))
+        if not parts:
+            return pa.nulls(len(self), pa.string())
+        ids = pa.concat_arrays(parts)
+        return ids if self.rows is None else ids.take(pa.array(self.rows))
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """The bytes of each event, selected ones only."""
+        return self._of_rows(cols.sizes(self.columns))
+
+    @property
+    def expiries(self) -> npt.NDArray[np.int64]:
+        """When each event expires, in microseconds since 1970 UTC; `NEVER` for those that do not."""
+        if "expires_at" not in self.columns.schema.names:
+            return np.full(len(self), NEVER, np.int64)
+        return self._of_rows(cols.times(self.columns.column("expires_at"), NEVER))
+
+    def _of_rows(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return values if self.rows is None else values[self.rows]
+
+    # --- lanes -------------------------------------------------------------------------------
+
+    def key_hashes(self, seed: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
+        """Return the hash of each event's key, and which events have one (None: all). Computed once."""
+        found = self._hashes.get(seed)
+        if found is None:
+            found = self._hashes[seed] = cols.key_hashes(self.columns, seed)
+        hashes, present = found
+        return self._of_rows(hashes), None if present is None else self._of_rows(present)
+
+    def partitions(self, count: int, keyless: int) -> npt.NDArray[np.int32]:
+        """Return the partition of each event out of `count`; events without a key go to `keyless`."""
+        if count == 1:
+            return np.zeros(len(self), np.int32)
+        return self._lanes(cols.PARTITION_SEED, count, keyless)
+
+    def slots(self) -> npt.NDArray[np.int32]:
+        """Return the `key_shared` slot of each event; without a key it is the partition modulo 64."""
+        return self._lanes(
+            cols.SLOT_SEED, cols.SLOTS, (self.place.partition if self.place else 0) % cols.SLOTS
+        )
+
+    def _lanes(self, seed: int, modulus: int, keyless: int) -> npt.NDArray[np.int32]:
+        hashes, present = self.key_hashes(seed)
+        lanes = (hashes % np.uint64(modulus)).astype(np.int32)
+        if present is not None:
+            lanes[~present] = keyless
+        return lanes
+
+    # --- one by one --------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[StoredEvent]:
+        rows = range(self.columns.num_rows) if self.rows is None else self.rows.tolist()
+        for row in rows:
+            yield StoredEvent(self, row)
+
+    def value(self, name: str, row: int) -> Any:
+        """Return one cell as Python sees it; the column is converted once, when first asked for."""
+        if name not in self._lists:
+            self._lists[name] = self._listed(name)
+        values = self._lists[name]
+        return None if values is None else values[row]
+
+    def _listed(self, name: str) -> list[Any] | None:
+        stored = None
+        if name in self.columns.schema.names:
+            array = self.columns.column(name)
+            # Arrow builds a time zone object per timestamp (5 µs each); integers cost nothing.
+            stored = (array.cast(pa.int64()) if array.type == cols.TIMESTAMP else array).to_pylist()
+        if name == "id" and self.runs:
+            derived = (run.derived_id(index) for run in self.runs for index in range(run.count))
+            return list(derived) if stored is None else [a or b for a, b in zip(stored, derived, strict=True)]
+        return stored
+
+
+class StoredEvent:
+    """One event of a batch, as a view: holding it holds its batch; `to_event()` makes a copy of its own."""
+
+    __slots__ = ("_batch", "_row")
+
+    def __init__(self, batch: Batch, row: int) -> None:
+        self._batch = batch
+        self._row = row
+
+    def __repr__(self) -> str:
+        # Payloads never appear in logs, and a repr ends there.
+        return f"<StoredEvent {self.position} {self.type!r} id={self.id!r}, {len(self.data):,} bytes>"
+
+    @property
+    def offset(self) -> int:
+        """Its offset, for ever."""
+        return self._batch.start + self._row
+
+    @property
+    def position(self) -> Position:
+        """Topic, partition and offset."""
+        place = self._batch.place
+        return Position(place.topic if place else "", place.partition if place else 0, self.offset)
+
+    @property
+    def appended_at(self) -> datetime | None:
+        """When it was appended to the log."""
+        place = self._batch.place
+        return _datetime(place.appended_at) if place else None
+
+    @property
+    def data(self) -> bytes:
+        """The payload, as its codec wrote it."""
+        data: bytes = self._batch.value("data", self._row)
+        return data
+
+    @property
+    def id(self) -> str | None:
+        """The publisher's id, or the one derived from producer and sequence."""
+        identity: str | None = self._batch.value("id", self._row)
+        return identity
+
+    @property
+    def type(self) -> str:
+        """The event type's name."""
+        return self._batch.value("type", self._row) or UNTYPED
+
+    @property
+    def source(self) -> str | None:
+        """The publisher's source, or the topic's."""
+        place = self._batch.place
+        return self._batch.value("source", self._row) or (place.source if place else None)
+
+    @property
+    def content_type(self) -> str | None:
+        """The publisher's content type, or the topic's."""
+        place = self._batch.place
+        return self._batch.value("content_type", self._row) or (place.content_type if place else None)
+
+    @property
+    def key(self) -> bytes | None:
+        """The key, whose order is kept."""
+        key: bytes | None = self._batch.value("key", self._row)
+        return key
+
+    @property
+    def subject(self) -> str | None:
+        """What the event is about, within its source."""
+        subject: str | None = self._batch.value("subject", self._row)
+        return subject
+
+    @property
+    def time(self) -> datetime | None:
+        """When it happened, if the publisher said so."""
+        return _datetime(self._batch.value("time", self._row))
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it stops being worth delivering."""
+        return _datetime(self._batch.value("expires_at", self._row))
+
+    @property
+    def headers(self) -> dict[str, bytes]:
+        """The headers, as a new dictionary."""
+        return dict(self._batch.value("headers", self._row) or ())
+
+    def to_event(self) -> Event:
+        """Return the envelope with everything resolved, independent of the batch."""
+        return Event(
+            data=self.data,
+            type=self.type,
+            key=self.key,
+            id=self.id,
+            source=self.source,
+            subject=self.subject,
+            time=self.time,
+            expires_at=self.expires_at,
+            content_type=self.content_type,
+            headers=self.headers,
+        )
+
+
+def _datetime(microseconds: int | None) -> datetime | None:
+    return None if microseconds is None else us_to_datetime(microseconds)
+
+
+def _slice_runs(runs: tuple[Run, ...], skip: int, count: int) -> tuple[Run, ...]:
+    """Return the runs of `count` events after the first `skip`; a cut run keeps its digest of the whole."""
+    kept = []
+    for run in runs:
+        first, last = max(skip, 0), min(skip + count, run.count)
+        if first < last:
+            kept.append(run._replace(first_sequence=run.first_sequence + first, count=last - first))
+        skip -= run.count
+    return tuple(kept)

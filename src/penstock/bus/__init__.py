@@ -1,0 +1,1 @@
+"""The application's API: topics, publishing, reading."""

@@ -1,0 +1,281 @@
+"""Bus: what an application holds.
+
+Making a bus does no I/O: it can be a module's global. It opens with `async with bus:`, or by itself at its
+first use; opening creates the topics that were declared. Leaving the block, or `close()`, first lets every
+publish under way end. A closed bus stays closed and says so. ::
+
+    orders = Topic("orders", OrderPlaced, key=lambda order: order.customer)
+    bus = Bus("memory:", topics=[orders])
+    async with bus:
+        receipt = await bus.publish(orders, order)
+        async for event in bus.read(orders):
+            order = orders.decode(event)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+
+from penstock.batch import Batch, StoredEvent
+from penstock.bus.directory import TopicDirectory
+from penstock.bus.local import Local
+from penstock.bus.publisher import Prepared, Publisher, Receipt
+from penstock.bus.topic import EventFields, Key, Topic
+from penstock.clock import Clock, SystemClock, datetime_to_us, seconds
+from penstock.errors import BusClosed, GapFound, InvalidEvent, UnknownTopic, UsageError
+from penstock.events import Event
+from penstock.offsets import Gap
+from penstock.ports import Partition
+from penstock.settings import Settings, redact_url, resolve
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from penstock.ports import Store
+
+T = TypeVar("T")
+
+READ_BYTES = 1 << 20
+READ_EVENTS = 5_000
+
+
+class Bus:
+    """Publishes events, and reads them back.
+
+    * `url`: the store; None takes `PENSTOCK_URL`, then `penstock.toml`, then `file:./penstock-data`.
+    * `topics`: created on opening if they do not exist.
+    * `settings`: instead of reading the environment and `penstock.toml`.
+    * `clock`, `store`: for tests. A store that is given stays open when the bus closes.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        topics: Iterable[Topic[Any]] = (),
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        store: Store | None = None,
+    ) -> None:
+        self._given_url = url
+        self._given_settings = settings
+        self._clock = clock or SystemClock()
+        self._store = store
+        self._declared: dict[str, Topic[Any]] = {}
+        for topic in topics:
+            if self._declared.setdefault(topic.name, topic) is not topic:
+                raise UsageError(
+                    f"topic {topic.name!r} is declared twice; declare it once, with all its classes"
+                )
+        self._directory = TopicDirectory(self._declared, self._opened)
+        self._opening = asyncio.Lock()
+        self._backend: Local | None = None
+        self._publisher_: Publisher | None = None
+        self._state = "new"
+
+    def __repr__(self) -> str:
+        url = self._given_url if self._given_url is not None else "from settings"
+        return f"<Bus {redact_url(url)!r}, {self._state}, topics {sorted(self._declared)}>"
+
+    # --- opening and closing -----------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self._opened()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let every publish under way end, then close; may be repeated."""
+        async with self._opening:
+            was, self._state = self._state, "closed"
+            if was == "open":
+                assert self._backend is not None
+                await self._publisher.drained()
+                await self._backend.close()
+
+    async def _opened(self) -> Local:
+        if self._state != "open":
+            async with self._opening:
+                self._check_not_closed()
+                if self._state == "new":
+                    await self._open()
+        assert self._backend is not None
+        return self._backend
+
+    async def _open(self) -> None:
+        backend = self._make_backend()
+        await backend.open()
+        try:
+            await self._directory.create_declared(backend)
+        except BaseException:
+            await backend.close()
+            raise
+        self._state = "open"
+
+    def _check_not_closed(self) -> None:
+        if self._state == "closed":
+            raise BusClosed("this bus is closed; make a new one: Bus(url, topics=[…])")
+
+    def _make_backend(self) -> Local:
+        if self._backend is None:
+            settings = self._given_settings
+            if settings is None:
+                settings = resolve({"url": self._given_url}).settings
+            url = settings.url if self._given_url is None else self._given_url
+            self._backend = Local(url, settings=settings, clock=self._clock, store=self._store)
+            self._publisher_ = Publisher(self._backend, self._directory, settings.limits)
+        return self._backend
+
+    @property
+    def _publisher(self) -> Publisher:
+        self._make_backend()
+        assert self._publisher_ is not None
+        return self._publisher_
+
+    # --- publishing --------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        topic: Topic[T] | str,
+        value: T | Event,
+        *,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - it decides the outcome
+        **fields: Unpack[EventFields],
+    ) -> Receipt:
+        """Store one event and return its receipt.
+
+        `value` is one of the topic's classes, `bytes`, or a whole `Event`; `fields` set what it says besides.
+        After `timeout` the outcome is unknown: `PublishUnknown`.
+        """
+        topic = await self._directory.topic(topic)
+        return await self._prepared(topic, value, fields).send(timeout=_optional_seconds(timeout))
+
+    async def publish_batch(
+        self,
+        topic: Topic[T] | str,
+        values: Sequence[T | Event] | Batch,
+        *,
+        keys: Sequence[Key] | None = None,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - it decides the outcome
+    ) -> Receipt:
+        """Store many events: one append per partition, each of them whole or not at all.
+
+        `values` is a sequence as for `publish`, or a `Batch` for those who have columns. `keys` instead of
+        the topic's key. A mixed outcome raises `PartialPublish`.
+        """
+        topic = await self._directory.topic(topic)
+        prepared = self._prepared_batch(topic, values, keys)
+        return await prepared.send(timeout=_optional_seconds(timeout))
+
+    def prepare(self, topic: Topic[T] | str, value: T | Event, **fields: Unpack[EventFields]) -> Prepared:
+        """Encode and check an event now, and send it later, as often as needed: it is stored once.
+
+        Does no I/O, so the topic must be declared with this bus.
+        """
+        return self._prepared(self._declared_topic(topic), value, fields)
+
+    def prepare_batch(
+        self, topic: Topic[T] | str, values: Sequence[T | Event] | Batch, *, keys: Sequence[Key] | None = None
+    ) -> Prepared:
+        """Encode and check many events now, and send them later, as often as needed: they are stored once."""
+        return self._prepared_batch(self._declared_topic(topic), values, keys)
+
+    def _declared_topic(self, topic: Topic[T] | str) -> Topic[Any]:
+        self._check_not_closed()
+        name = topic if isinstance(topic, str) else topic.name
+        declared = self._declared.get(name)
+        if declared is None:
+            raise UnknownTopic(name, self._declared)
+        return declared
+
+    def _prepared(self, topic: Topic[T], value: T | Event, fields: EventFields) -> Prepared:
+        event = topic.to_event(value, self._clock.time_us(), fields)
+        return self._publisher.prepare(topic.name, topic.settings.partitions, Batch.from_events([event]))
+
+    def _prepared_batch(
+        self, topic: Topic[T], values: Sequence[T | Event] | Batch, keys: Sequence[Key] | None
+    ) -> Prepared:
+        if isinstance(values, Batch):
+            if keys is not None:
+                raise UsageError("`keys` goes with plain values; a Batch has a key column of its own")
+            topic.check_batch(values)
+            batch = values
+        elif isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence):
+            raise InvalidEvent(
+                f"publish_batch takes a sequence of values or a Batch, not {type(values).__name__}"
+            )
+        else:
+            batch = topic.to_batch(values, self._clock.time_us(), keys)
+        return self._publisher.prepare(topic.name, topic.settings.partitions, batch)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    async def read(
+        self,
+        topic: Topic[T] | str,
+        *,
+        partition: int | None = None,
+        start: int | datetime | None = None,
+        stop: int | None = None,
+    ) -> AsyncIterator[StoredEvent]:
+        """Yield the events that are stored now, partition by partition, in order; without a subscription.
+
+        `start` is an offset (of the one `partition`) or the time of appending; `stop` an offset, exclusive.
+        Raises `GapFound` at a declared hole.
+        """
+        async for item in self.read_batches(topic, partition=partition, start=start, stop=stop):
+            if isinstance(item, Gap):
+                raise GapFound(topic if isinstance(topic, str) else topic.name, item)
+            for event in item:
+                yield event
+
+    async def read_batches(
+        self,
+        topic: Topic[T] | str,
+        *,
+        partition: int | None = None,
+        start: int | datetime | None = None,
+        stop: int | None = None,
+    ) -> AsyncIterator[Batch | Gap]:
+        """Yield the same as `read`, as columns; holes come as `Gap`."""
+        name = topic if isinstance(topic, str) else topic.name
+        info = await self._directory.info(name)
+        count = info.settings.partitions
+        if partition is not None and not 0 <= partition < count:
+            raise UsageError(f"topic {name!r} has the partitions 0 to {count - 1}, not {partition}")
+        if partition is None and count > 1 and (isinstance(start, int) or stop is not None):
+            raise UsageError(f"topic {name!r} has {count} partitions: say which `partition` the offset is of")
+        for index in range(count) if partition is None else [partition]:
+            async for item in self._read_partition(Partition(info.log_id, index), start, stop):
+                yield item
+
+    async def _read_partition(
+        self, partition: Partition, start: int | datetime | None, stop: int | None
+    ) -> AsyncIterator[Batch | Gap]:
+        backend = await self._opened()
+        bounds = await backend.bounds(partition)
+        if isinstance(start, datetime):
+            offset = await backend.find_time(partition, datetime_to_us(start))
+        else:
+            offset = bounds.start if start is None else start
+        end = bounds.stop if stop is None else min(stop, bounds.stop)
+        while True:
+            wanted = min(end - offset, READ_EVENTS)
+            if wanted <= 0 and offset <= bounds.stop:
+                return
+            # Beyond the end the store is still asked: it says what is wrong with the offset.
+            items = await backend.read(partition, offset, bytes_max=READ_BYTES, events_max=max(wanted, 1))
+            for item in items:
+                yield item
+                offset = item.range.stop
+
+
+def _optional_seconds(value: float | timedelta | None) -> float | None:
+    return None if value is None else seconds(value, "timeout")

@@ -1,0 +1,92 @@
+"""Local: the backend that runs over a store in this process.
+
+The store is synchronous. If its calls may wait for I/O they are made in threads, so that the event loop never
+waits; otherwise they are made at once, which costs less than handing them over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.errors import StoreClosed
+from penstock.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.batch import Batch, Run
+    from penstock.clock import Clock
+    from penstock.offsets import Gap, Range
+    from penstock.ports import Appended, Partition, Store, TopicInfo, TopicSettings
+    from penstock.settings import Settings
+
+R = TypeVar("R")
+
+THREADS = 4
+
+
+class Local:
+    """A `Backend` over a store; it opens the store of `url`, or takes one that is open and not its own."""
+
+    def __init__(
+        self, url: str, *, settings: Settings, clock: Clock | None = None, store: Store | None = None
+    ) -> None:
+        self._url = url
+        self._settings = settings
+        self._clock = clock
+        self._store = store
+        self._owned = store is None
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def store(self) -> Store:
+        """The open store."""
+        if self._store is None:
+            raise StoreClosed(f"the store {self._url!r} is not open")
+        return self._store
+
+    async def open(self) -> None:
+        if self._store is None:
+            opening = partial(open_store, self._url, clock=self._clock, settings=self._settings)
+            self._store = await asyncio.to_thread(opening)
+        if self._store.capabilities.blocking:
+            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="penstock-store")
+
+    async def close(self) -> None:
+        store, self._store = self._store, None
+        if store is not None and self._owned:
+            await asyncio.to_thread(store.close)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    async def _call(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
+        if self._threads is None:
+            return function(*args, **options)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, partial(function, *args, **options)
+        )
+
+    async def create_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
+        return await self._call(self.store.log.create_topic, name, settings)
+
+    async def topics(self) -> list[TopicInfo]:
+        return await self._call(self.store.log.topics)
+
+    async def append(self, partition: Partition, batch: Batch, runs: Sequence[Run]) -> list[Appended]:
+        return await self._call(self.store.log.append, partition, batch, runs)
+
+    async def read(
+        self, partition: Partition, start: int, *, bytes_max: int, events_max: int | None = None
+    ) -> list[Batch | Gap]:
+        return await self._call(
+            self.store.log.read, partition, start, bytes_max=bytes_max, events_max=events_max
+        )
+
+    async def bounds(self, partition: Partition) -> Range:
+        return await self._call(self.store.log.bounds, partition)
+
+    async def find_time(self, partition: Partition, time_us: int) -> int:
+        return await self._call(self.store.log.find_time, partition, time_us)

@@ -1,0 +1,208 @@
+"""Topic: the name of a stream of events, with the classes that may be in it and the key that orders them.
+
+A topic is declared in code and created when a bus opens. Declaring does no I/O, and the same declaration may
+serve any number of buses. It is the one place where values become events and events become values, so that
+publishers, subscribers and Spark agree about both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+
+import msgspec
+
+from penstock.clock import seconds, us_to_datetime
+from penstock.columns import check_text
+from penstock.errors import DecodeError, InvalidEvent, UsageError, did_you_mean
+from penstock.events import Event, EventType, check_event, check_name, event_type_of, utf8, version_of
+from penstock.ports import TopicSettings
+
+if TYPE_CHECKING:
+    from penstock.batch import Batch, StoredEvent
+
+T = TypeVar("T")
+
+PARTITIONS_MAX = 1024
+RAW_CONTENT_TYPE = "application/octet-stream"
+
+Key = str | bytes | None
+
+
+class EventFields(TypedDict, total=False):
+    """What a publisher may set for one event, besides its value."""
+
+    key: Key
+    """Instead of the topic's key."""
+    headers: Mapping[str, str | bytes]
+    """Added to those that the event has."""
+    id: str
+    """Instead of one derived from producer and sequence; nothing is deduplicated by it."""
+    source: str
+    subject: str
+    time: datetime
+    """When it happened; aware. The log keeps the time of appending by itself."""
+    ttl: float | timedelta
+    """Seconds (or a `timedelta`) after which it is not worth delivering, instead of the topic's."""
+
+
+class Topic(Generic[T]):
+    """A stream of events of one class, of several, or of `bytes`.
+
+    For several classes, name them for the type checker too: `Topic[Placed | Paid]("orders", (Placed, Paid))`.
+
+    * `key`: which order an event belongs to; events with equal keys are delivered in their order. Without
+      one, order is kept per partition.
+    * `partitions`: how many parts of it can be read independently. Fixed when the topic is created.
+    * `ttl`: seconds (or a `timedelta`) after which an event is not worth delivering; None for ever.
+    * `source`: the CloudEvents source of its events; `penstock:<name>` unless given.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        events: type[T] | tuple[type[T], ...],
+        *,
+        key: Callable[[T], Key] | None = None,
+        partitions: int = 1,
+        ttl: float | timedelta | None = None,
+        source: str = "",
+    ) -> None:
+        """Declare a topic; nothing is created before a bus opens."""
+        check_name("topic", name)
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise UsageError(f"topic {name!r}: partitions is {partitions}, it must be 1 to {PARTITIONS_MAX}")
+        self.name = name
+        self.key = key
+        self.ttl_seconds = None if ttl is None else seconds(ttl, f"ttl of topic {name!r}")
+        classes: tuple[type, ...] = events if isinstance(events, tuple) else (events,)
+        self.types: dict[type, EventType[Any]] = {}
+        if classes != (bytes,):
+            self.types = {cls: event_type_of(cls) for cls in classes}
+        self._by_name = {event_type.name: event_type for event_type in self.types.values()}
+        content_types = {event_type.content_type for event_type in self.types.values()}
+        self.settings = TopicSettings(
+            partitions=partitions,
+            content_type=content_types.pop() if len(content_types) == 1 else RAW_CONTENT_TYPE,
+            source=source,
+        )
+
+    def __repr__(self) -> str:
+        events = ", ".join(sorted(self._by_name)) or "bytes"
+        return f"<Topic {self.name!r} of {events}, {self.settings.partitions} partitions>"
+
+    # --- values to events --------------------------------------------------------------------
+
+    def to_event(self, value: T | Event, now_us: int, fields: EventFields | None = None) -> Event:
+        """Return a value as an event; `fields` are what the publisher sets for this one."""
+        event = value if isinstance(value, Event) else self._encoded(value)
+        changes = _checked(fields or {})
+        ttl = changes.pop("ttl", None)
+        if ttl is None and event.expires_at is None:
+            ttl = self.ttl_seconds
+        if ttl is not None:
+            changes["expires_at"] = _later(now_us, seconds(ttl, "ttl"))
+        if "key" in changes:
+            changes["key"] = utf8("key", changes["key"])
+        if "headers" in changes:
+            given = {name: utf8(f"header {name!r}", text) for name, text in changes["headers"].items()}
+            changes["headers"] = {**event.headers, **given}
+        if changes:
+            event = msgspec.structs.replace(event, **changes)
+        check_event(event)
+        self._check_types([event.type])
+        return event
+
+    def _encoded(self, value: T) -> Event:
+        self._check_classes({type(value)})
+        key = self.key(value) if self.key else None
+        event_type = self.types.get(type(value))
+        if event_type is None:
+            assert isinstance(value, bytes)
+            return Event.of(value, key=key)
+        return Event.of(
+            event_type.encode(value),
+            type=event_type.name,
+            key=key,
+            content_type=self._content_type(event_type),
+            headers=event_type.headers,
+        )
+
+    def to_batch(self, values: Sequence[T | Event], now_us: int, keys: Sequence[Key] | None = None) -> Batch:
+        """Return many values as one batch, built column by column; `keys` instead of the topic's key."""
+        from penstock.batch import Batch
+
+        classes = set(map(type, values))
+        if Event in classes:
+            if keys is not None:
+                raise UsageError("`keys` goes with plain values; an Event carries its own key")
+            return Batch.from_events(self.to_event(value, now_us) for value in values)
+        self._check_classes(classes)
+        if keys is None and self.key is not None:
+            keys = [self.key(value) for value in values]  # type: ignore[arg-type] # no Event is among them
+        columns: dict[str, Any] = {"data": values, "key": keys}
+        if self.types:
+            kinds = [self.types[type(value)] for value in values]
+            columns["data"] = [kind.encode(value) for kind, value in zip(kinds, values, strict=True)]
+            # One class in the batch is the rule, and then a column is one value repeated.
+            only = kinds[0] if len(classes) == 1 else None
+            columns["type"] = only.name if only else [kind.name for kind in kinds]
+            columns["content_type"] = (
+                self._content_type(only) if only else [self._content_type(kind) for kind in kinds]
+            )
+            if any(self.types[cls].version > 1 for cls in classes):
+                columns["headers"] = [kind.headers for kind in kinds]
+        if self.ttl_seconds is not None:
+            columns["expires_at"] = [_later(now_us, self.ttl_seconds)] * len(values)
+        return Batch.build(**columns)
+
+    def _content_type(self, event_type: EventType[Any]) -> str | None:
+        """Return what to store with an event: nothing where the topic says it for all."""
+        return None if event_type.content_type == self.settings.content_type else event_type.content_type
+
+    def _check_classes(self, classes: Iterable[type]) -> None:
+        for cls in classes:
+            if cls not in self.types and not (cls is bytes and not self.types):
+                wanted = ", ".join(known.__name__ for known in self.types) or "bytes"
+                raise InvalidEvent(f"topic {self.name!r} takes {wanted}, not {cls.__name__}")
+
+    def check_batch(self, batch: Batch) -> None:
+        """Refuse event types that are not declared here, and texts that no event may have."""
+        check_text(batch.columns)
+        self._check_types(batch.columns.column("type").unique().to_pylist() if batch.has("type") else [None])
+
+    def _check_types(self, names: Iterable[str | None]) -> None:
+        for name in names if self._by_name else ():
+            if name not in self._by_name:
+                near = did_you_mean(name or "", self._by_name)
+                raise InvalidEvent(f"topic {self.name!r} declares no event type {name!r}{near}")
+
+    # --- events to values --------------------------------------------------------------------
+
+    def decode(self, event: Event | StoredEvent) -> T:
+        """Return the value of an event of this topic, brought up to the present version of its class."""
+        if not self.types:
+            return event.data  # type: ignore[return-value] # a topic without classes is a Topic[bytes]
+        event_type = self._by_name.get(event.type or "")
+        if event_type is None:
+            near = did_you_mean(event.type or "", self._by_name)
+            raise DecodeError(f"topic {self.name!r} declares no event type {event.type!r}{near}")
+        value: T = event_type.decode(
+            event.data, version_of(event.headers), event.content_type or self.settings.content_type
+        )
+        return value
+
+
+def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that were given, None meaning not given; an unknown name is an error."""
+    for name in fields:
+        if name not in EventFields.__annotations__:
+            raise UsageError(
+                f"an event has no field {name!r}{did_you_mean(name, EventFields.__annotations__)}"
+            )
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _later(now_us: int, delay_seconds: float) -> datetime:
+    return us_to_datetime(now_us + round(delay_seconds * 1e6))

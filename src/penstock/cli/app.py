@@ -1,0 +1,146 @@
+"""The commands put together, and how every one of them ends.
+
+A command is a function in a file of its own, and one line below. It prints data to stdout and talk to
+stderr, and raises what goes wrong; all endings are decided here:
+
+    0    fine
+    1    failed: any other `PenstockError`, a file that cannot be used, an error nobody expected
+    2    usage: wrong arguments, and `UsageError`
+    3    an integrity problem: `IntegrityError`
+    130  interrupted from the keyboard
+    141  whoever read the output went away, as in `penstock … | head`
+
+An error is one line, `error: …`, on stderr. A traceback is shown with `--debug` only.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from penstock.cli import bench, completion, config, version
+from penstock.cli.output import say
+from penstock.cli.session import Session
+from penstock.errors import IntegrityError, PenstockError, UsageError
+from penstock.settings import redact_url
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROGRAM = "penstock"
+READER_GONE = 141  # 128 + SIGPIPE, as shells count it
+MESSAGE_MAX = 500
+
+# Help is plain text: rich would frame it even in a pipe, and its import doubles the time of every start.
+app = typer.Typer(
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.add_typer(config.app, name="config")
+app.add_typer(bench.app, name="bench")
+app.command()(version.version)
+app.command(help=completion.HELP)(completion.completion)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"{PROGRAM} {version_of('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            # Short, like every help of an option: shells show it while they complete, and take one line.
+            help="The store. One with a password: in a file, named by PENSTOCK_URL_FILE.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The settings file, instead of ./penstock.toml.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Penstock, a reliable event bus."""
+    session = context.ensure_object(Session)
+    session.url, session.config, session.debug = url, config, debug
+    if url is not None and redact_url(url) != url:
+        say("warning: other users can see the password in --url: name a file in PENSTOCK_URL_FILE instead")
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command in `argv`, or in this process's arguments, and return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path may hold bytes that are no text; showing them escaped is better than failing.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    session = Session()
+    code = _run_to_its_end(argv, session)
+    try:
+        # Now, because at the interpreter's end it is too late to report what goes wrong.
+        sys.stdout.flush()
+    except OSError as error:
+        code = code or (READER_GONE if isinstance(error, BrokenPipeError) else _report(error, session))
+        # Else Python would try again at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _run_to_its_end(argv: Sequence[str] | None, session: Session) -> int:
+    try:
+        _command().main(argv, prog_name=PROGRAM, obj=session)
+    except SystemExit as end:
+        # Both typer and rich make a failure of it when the reader went away.
+        return READER_GONE if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
+    except Exception as error:  # noqa: BLE001 - whatever it is, a person gets one line and a code
+        return _report(error, session)
+    return 0
+
+
+def _command() -> Any:
+    command = get_command(app)
+    # Asking for these two is what makes typer answer shells at all; `penstock completion` replaces them.
+    unwanted = {"install_completion", "show_completion"}
+    command.params = [parameter for parameter in command.params if parameter.name not in unwanted]
+    return command
+
+
+def _report(error: Exception, session: Session) -> int:
+    if session.debug:
+        traceback.print_exception(error)
+    if isinstance(error, PenstockError | OSError):
+        say(f"error: {error}")
+    else:
+        # What others say may be long, run over many lines, and quote a URL with its password.
+        message = redact_url(" ".join(str(error).split())[:MESSAGE_MAX])
+        say(f"error: unexpected {type(error).__name__}: {message} (`{PROGRAM} --debug` shows the traceback)")
+    return exit_code(error)
+
+
+def exit_code(error: Exception) -> int:
+    """Return the code to exit with when a command raised this."""
+    match error:
+        case UsageError():
+            return 2
+        case IntegrityError():
+            return 3
+        case _:
+            return 1

@@ -1,0 +1,165 @@
+"""Measuring: how a figure comes about, and the one form in which every area reports.
+
+* **Fair.** The rounds of a subject and of its ceiling alternate in one process, so that whatever slows this
+  machine down slows both. A round lasts 20 ms or more, the garbage collector is off meanwhile, and the median
+  of the rounds counts.
+* **A ceiling** is the least that the work could cost, such as the bare Arrow calls. The ratio of the two says
+  how near we are, 1 being the ceiling itself; it means the same on every machine.
+* **A goal** is text, `ratio >= 0.7` or `value <= 40 ns/event`, and that very text is what is checked.
+* **A figure that falls short is reported as it is.** To measure is to succeed.
+"""
+
+from __future__ import annotations
+
+import gc
+import operator
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple, Self
+
+ROUNDS = 15
+ROUND_SECONDS = 0.020
+
+Work = Callable[[], object]
+
+
+# --- goals and figures -----------------------------------------------------------------------
+
+_OPERATORS = {">=": operator.ge, "<=": operator.le}
+_GOAL = re.compile(r"(?P<what>ratio|value) (?P<operator>>=|<=) (?P<bound>[0-9]+(?:\.[0-9]+)?)(?: (?P<unit>\S+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure should be: its ratio, or its value in a unit, at least or at most a bound."""
+
+    what: str
+    operator: str
+    bound: float
+    unit: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a goal; a ratio has no unit, and a value must have one."""
+        found = _GOAL.fullmatch(text)
+        if found is None or (found["what"] == "value") != (found["unit"] is not None):
+            raise ValueError(f"{text!r} is not a goal such as 'ratio >= 0.7' or 'value <= 40 ns/event'")
+        return cls(found["what"], found["operator"], float(found["bound"]), found["unit"])
+
+    def holds(self, *, value: float, unit: str, ratio: float | None) -> bool:
+        """Say whether a figure reaches this goal."""
+        if self.what == "value":
+            if unit != self.unit:
+                raise ValueError(f"a goal in {self.unit} says nothing about a value in {unit}")
+            measured = value
+        else:
+            if ratio is None:
+                raise ValueError("a goal for the ratio needs a ceiling")
+            measured = ratio
+        return bool(_OPERATORS[self.operator](measured, self.bound))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One result, field by field as it is reported."""
+
+    name: str
+    value: float
+    unit: str
+    ceiling: float | None
+    ratio: float | None
+    goal: str
+    holds: bool
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        goal: str,
+        ceiling: float | None = None,
+        ratio: float | None = None,
+    ) -> Self:
+        """Round what was measured to four digits, and decide by these whether the goal is reached."""
+        value = _rounded(value)
+        ceiling, ratio = (None if number is None else _rounded(number) for number in (ceiling, ratio))
+        holds = Goal.parse(goal).holds(value=value, unit=unit, ratio=ratio)
+        return cls(name, value, unit, ceiling, ratio, goal, holds)
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.4g}")
+
+
+# --- timing ----------------------------------------------------------------------------------
+
+
+class Timing(NamedTuple):
+    """How long one call took, in seconds: of the subject, and of its ceiling if it has one."""
+
+    subject: float
+    ceiling: float | None = None
+
+    def nanoseconds_per_event(self, name: str, events: int, *, goal: str) -> Figure:
+        """Return the figure of calls that handle so many events each."""
+        ceiling = None if self.ceiling is None else self.ceiling / events * 1e9
+        value = self.subject / events * 1e9
+        return Figure.of(name, value, "ns/event", goal=goal, ceiling=ceiling, ratio=self._ratio)
+
+    def events_per_second(self, name: str, events: int, *, goal: str) -> Figure:
+        """Return the figure of calls that handle so many events each."""
+        ceiling = None if self.ceiling is None else events / self.ceiling
+        return Figure.of(name, events / self.subject, "events/s", goal=goal, ceiling=ceiling, ratio=self._ratio)
+
+    @property
+    def _ratio(self) -> float | None:
+        return None if self.ceiling is None else self.ceiling / self.subject
+
+
+def compare(
+    subject: Work,
+    ceiling: Work | None,
+    rounds: int,
+    *,
+    between: Work = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timing:
+    """Time both in turn, so many rounds each; `between` tidies up after every round, untimed."""
+    contestants = [subject] if ceiling is None else [subject, ceiling]
+
+    def run_round(work: Work, calls: int) -> float:
+        elapsed = _time(work, calls, clock)
+        between()
+        return elapsed
+
+    def calls_to_fill_a_round(work: Work) -> int:
+        calls = 1
+        while run_round(work, calls) < ROUND_SECONDS:
+            calls *= 2
+        return calls
+
+    # This also warms everything up.
+    calls = [calls_to_fill_a_round(work) for work in contestants]
+    seconds: list[list[float]] = [[] for _ in contestants]
+    for _ in range(rounds):
+        for index, work in enumerate(contestants):
+            seconds[index].append(run_round(work, calls[index]) / calls[index])
+    return Timing(*map(median, seconds))
+
+
+def _time(work: Work, calls: int, clock: Callable[[], float]) -> float:
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        start = clock()
+        for _ in range(calls):
+            work()
+        return clock() - start
+    finally:
+        if collecting:
+            gc.enable()

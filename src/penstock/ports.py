@@ -1,0 +1,601 @@
+"""The ports: what a store must do, and what a bus talks to.
+
+Each docstring is the contract, and `penstock.testing.conformance` tests it. What holds for all of them:
+
+* **Synchronous.** Spark workers, tools and the simulator use a store directly. A call may block on I/O;
+  the bus calls it from a thread unless the store's capabilities say that it never blocks.
+* **Thread-safe.** Every method may be called from any thread. Fork safety is a store's own matter.
+* **Durable on return**, as far as the store is durable at all: a process killed right after the return, and
+  a power cut, lose nothing of it. What raised a `PenstockError` was not written; only `append` can be
+  *unknown*, when it ends with any other error.
+* **All or nothing.** No call leaves a part of itself behind.
+* **Keyed by log id, never by name.** A topic that is deleted and created anew is another log; a handle of
+  the old one gets `TopicDeleted`.
+* **Bounded.** What grows has a limit, and beyond it `StoreFull` is raised before anything is written.
+* **`close()`** flushes nothing, because nothing that returned was left unflushed; afterwards every call
+  raises `StoreClosed`. Closing twice is allowed.
+
+Times are microseconds since 1970 UTC where an event or a person sees them, and seconds of the store's own
+monotonic clock for leases, so that a jump of the wall clock expires nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock.batch import Batch, Run
+from penstock.errors import ProducerRefused, StoreError
+from penstock.events import Event
+from penstock.offsets import Gap, Range
+
+PRODUCER_RUNS_KEPT = 64
+"""So many last runs of a producer are answered with their offsets when they are repeated."""
+
+PRODUCER_IDLE_SECONDS = 7 * 24 * 3600.0
+"""A producer that was silent for longer is forgotten, and then refused."""
+
+
+PRODUCER_HOLES_MAX = 1024
+"""With more holes than this in a producer's sequences the oldest part is forgotten, and then refused."""
+
+
+# --- topics and the log ----------------------------------------------------------------------
+
+
+class Partition(NamedTuple):
+    """One partition of one log."""
+
+    log_id: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.log_id}/{self.index}"
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is fixed when a topic is created."""
+
+    partitions: int = 1
+    """How many; a key's partition must never change, so this cannot either."""
+    content_type: str = "application/octet-stream"
+    """What an event is that does not say it; saves a column for topics of one codec."""
+    source: str = ""
+    """The CloudEvents source of an event that does not say it; empty means `penstock:<topic>`."""
+
+
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as a store knows it."""
+
+    name: str
+    log_id: str
+    settings: TopicSettings
+    created_at: int
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """Its partitions, in order."""
+        return [Partition(self.log_id, index) for index in range(self.settings.partitions)]
+
+
+class Appended(NamedTuple):
+    """What became of one run of an append."""
+
+    offsets: Range | None
+    """Where its events are; None for a repeat whose place is not remembered any more, or if refused."""
+    duplicate: bool = False
+    """These events were stored by an earlier call; nothing was written now."""
+    refused: ProducerRefused | None = None
+    """Why nothing was written, and never was by this call."""
+
+
+class Heads(Protocol):
+    """The ends of many partitions, to be asked again and again."""
+
+    def read(self) -> npt.NDArray[np.int64]:
+        """Return the readable end of each partition, in their order; -1 for one that was deleted.
+
+        Takes no lock and never blocks: it is what the lag monitor looks at all the time.
+        """
+
+
+class Log(Protocol):
+    """Topics, and their events in order: dense offsets 0, 1, 2, … per partition, for ever."""
+
+    def create_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
+        """Create a topic, or return it if it exists with these settings; else `TopicMismatch`."""
+
+    def delete_topic(self, log_id: str) -> None:
+        """Delete a topic with its events, subscriptions and all their state. `TopicDeleted` if it is gone."""
+
+    def topics(self) -> list[TopicInfo]:
+        """Return all topics by name, internal ones included."""
+
+    def append(self, partition: Partition, batch: Batch, runs: Sequence[Run]) -> list[Appended]:
+        """Append the batch's events, which `runs` cover exactly and in order; one answer per run.
+
+        The runs that are accepted get consecutive offsets, in their order, and become readable together.
+        A run that was stored before is not stored again: it is answered with its first offsets and
+        `duplicate`. A producer begins at sequence 0; holes are allowed; a sequence is stored at most once.
+        Refused, with nothing written for that run:
+
+        * `ProducerConflict`: a sequence is taken by other content, or a run overlaps one in part;
+        * `ProducerExpired`: the producer is not known, and this is not its sequence 0;
+        * `ProducerFenced`: its epoch is lower than the producer's last.
+        """
+
+    def read(
+        self, partition: Partition, start: int, *, bytes_max: int, events_max: int | None = None
+    ) -> list[Batch | Gap]:
+        """Read from offset `start` on; what comes first begins exactly there, and nothing is left out.
+
+        Returns at least one event if there is one, then as many as fit. Empty at the end of the log.
+        `Trimmed` below its beginning, `BeyondEnd` above its end; a client is never moved in silence.
+        The result of a range never changes. Only durable events are returned.
+        """
+
+    def heads(self, partitions: Sequence[Partition]) -> Heads:
+        """Return a reader of the ends of these partitions."""
+
+    def bounds(self, partition: Partition) -> Range:
+        """Return the offsets that can be read now."""
+
+    def find_time(self, partition: Partition, time_us: int) -> int:
+        """Return where to begin reading so as to miss nothing appended at or after this time.
+
+        That is the first event with such a time, or the end of the log. Events of one append share their
+        time. If the clock was set back meanwhile, some events behind it may carry an earlier time.
+        """
+
+    def trim(self, partition: Partition, before: int, *, force: bool = False) -> int:
+        """Remove events below `before`, perhaps fewer, and return the new beginning.
+
+        `TrimRefused` if a protected subscription has not passed them, unless forced; `BeyondEnd` above
+        the end.
+        """
+
+
+# --- subscriptions: cursors and parked events ------------------------------------------------
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """A named reader of a topic."""
+
+    log_id: str
+    name: str
+    mode: str
+    policy: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """What may be changed while it runs; a plain JSON object."""
+    protect: bool = True
+    """Whether retention waits for it."""
+    external: bool = False
+    """Whether its progress is kept elsewhere (a Spark checkpoint) and only shown here."""
+    created_at: int = 0
+
+
+class Shard(NamedTuple):
+    """A part of a subscription that has a cursor of its own."""
+
+    log_id: str
+    subscription: str
+    slot: int
+    partition: int
+
+
+class Fence(NamedTuple):
+    """The right to write for a lease; refused once the lease has a higher epoch."""
+
+    lease: str
+    epoch: int
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """The durable progress of a shard: everything below `next_offset` is settled or parked."""
+
+    shard: Shard
+    next_offset: int
+    settled: bytes = b""
+    """Offsets settled ahead of `next_offset`, as `Bitmap.to_bytes()`."""
+    attempts: Mapping[int, int] = msgspec.field(default_factory=dict)
+    """Attempts made so far, for unsettled offsets that had one."""
+    generation: int = 0
+    """Raised by a seek; within one generation `next_offset` only grows."""
+    number: int = 0
+    """Of the last settlement record of this shard; chains them."""
+    stop: int | None = None
+    """Where a claimed range ends, in mode `shared`."""
+    updated_at: int = 0
+
+
+ParkedState = Literal["waiting", "dead", "done"]
+
+
+class Parked(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a subscription kept aside, with a copy of its own that outlives the log's."""
+
+    shard: Shard
+    offset: int
+    state: ParkedState
+    lane: int
+    """The hash of its key, or its partition's number if it has none."""
+    event: Event
+    due_at: int = 0
+    """When a waiting one is to be delivered, in microseconds."""
+    attempts: int = 0
+    replay: int = 0
+    """How many times it was brought back from the dead."""
+    error_type: str = ""
+    error_message: str = ""
+    parked_at: int = 0
+    last_retry_at: int = 0
+    job: str = ""
+    """The redrive job that has marked it."""
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """Its identity: log, subscription, partition and offset, whichever shard holds it now."""
+        return (self.shard.log_id, self.shard.subscription, self.shard.partition, self.offset)
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a shard, written as a whole or not at all."""
+
+    cursors: tuple[Cursor, ...] = ()
+    finished: tuple[Shard, ...] = ()
+    """Shards whose cursor is removed: claims that are complete."""
+    parked: tuple[Parked, ...] = ()
+    """Rows added, or replacing the ones of the same identity: a retry, a death, a resolution."""
+    settlement: bytes = b""
+    """The settlement record of this step; empty for none."""
+    fence: Fence | None = None
+    """The lease that this step acts for; None only where nobody else can act (external cursors)."""
+
+
+class Settlement(NamedTuple):
+    """A settlement record on its way to the ledger."""
+
+    number: int
+    record: bytes
+
+
+class Cursors(Protocol):
+    """Subscriptions and their progress."""
+
+    def put_subscription(self, subscription: Subscription) -> None:
+        """Create a subscription, or replace what it says of itself; its cursors stay."""
+
+    def delete_subscription(self, log_id: str, name: str) -> bool:
+        """Delete a subscription with its cursors and parked rows; False if there is none."""
+
+    def subscriptions(self, log_id: str | None = None) -> list[Subscription]:
+        """Return the subscriptions of a log, or all, by log id and name."""
+
+    def load(self, log_id: str, subscription: str) -> list[Cursor]:
+        """Return all cursors of a subscription, by slot and partition; empty if none was committed.
+
+        An error is raised, never read as "start from the beginning".
+        """
+
+    def commit(self, commits: Sequence[Commit]) -> list[StoreError | None]:
+        """Write each commit as a whole; together they cost one sync. One answer per commit.
+
+        A refused commit is answered with its error, nothing of it is written, and the others go on:
+        `Fenced` for a stale epoch, `StaleCursor` for a cursor that would move back within its
+        generation or to a lower one, `BeyondEnd` for one past the end of the log, `StoreFull` for parked
+        rows over the limit, `TopicDeleted` for a log or subscription that is gone.
+        """
+
+    def settlements(self, limit: int) -> list[Settlement]:
+        """Return the oldest settlement records that were not forgotten, in the order of their commits."""
+
+    def forget_settlements(self, up_to: int) -> None:
+        """Drop records up to this number: the ledger has them."""
+
+
+class ParkedFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which parked rows are meant; what is None does not matter."""
+
+    log_id: str
+    subscription: str
+    states: frozenset[ParkedState] | None = None
+    slots: frozenset[int] | None = None
+    partition: int | None = None
+    lane: int | None = None
+    error_type: str | None = None
+    parked_from: int | None = None
+    parked_until: int | None = None
+    """Exclusive, like every end."""
+    job: str | None = None
+
+    def matches(self, row: Parked) -> bool:
+        """Say whether the row is meant."""
+        return (
+            (row.shard.log_id, row.shard.subscription) == (self.log_id, self.subscription)
+            and (self.states is None or row.state in self.states)
+            and (self.slots is None or row.shard.slot in self.slots)
+            and (self.partition is None or row.shard.partition == self.partition)
+            and (self.lane is None or row.lane == self.lane)
+            and (self.error_type is None or row.error_type == self.error_type)
+            and (self.parked_from is None or row.parked_at >= self.parked_from)
+            and (self.parked_until is None or row.parked_at < self.parked_until)
+            and (self.job is None or row.job == self.job)
+        )
+
+
+class ParkedRows(Protocol):
+    """Parked events: looked at, brought back, removed. They are added by `Cursors.commit` alone."""
+
+    def page(
+        self,
+        filter: ParkedFilter,
+        *,
+        after: tuple[int, int] | None = None,
+        limit: int = 100,
+    ) -> list[Parked]:
+        """Return rows ordered by (partition, offset), beginning after the given pair."""
+
+    def count(self, filter: ParkedFilter) -> dict[ParkedState, int]:
+        """Return how many rows there are in each state; all three states are keys."""
+
+    def due(self, filter: ParkedFilter, now: int, *, limit: int = 100) -> list[Parked]:
+        """Return waiting rows whose time has come, by due time and then position."""
+
+    def stamp(self, filter: ParkedFilter, job: str) -> int:
+        """Mark exactly these rows with a job, replacing an earlier one; return how many."""
+
+    def replay(self, filter: ParkedFilter, now: int, *, limit: int | None = None) -> int:
+        """Turn dead rows into waiting ones, due now, attempts 0 and `replay` one higher; return how many."""
+
+    def purge(self, filter: ParkedFilter) -> int:
+        """Remove rows that are dead or done, never waiting ones; return how many."""
+
+
+# --- leases ----------------------------------------------------------------------------------
+
+
+class Lease(NamedTuple):
+    """The temporary right of one owner to a name."""
+
+    name: str
+    owner: str
+    epoch: int
+    expires_at: float
+    """On the store's monotonic clock."""
+    clean: bool
+    """Whether the owner before released it by itself, so that nothing was left in flight."""
+
+    @property
+    def fence(self) -> Fence:
+        """What writes under this lease carry."""
+        return Fence(self.name, self.epoch)
+
+
+class Leases(Protocol):
+    """Who may act; every acquisition has a higher epoch than all before it, for ever."""
+
+    def acquire(self, name: str, owner: str, seconds: float) -> Lease | None:
+        """Take the lease if it is free, expired, or the same owner's; else None."""
+
+    def renew(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
+        """Prolong those that are still held, in one step; those missing from the answer are lost."""
+
+    def release(self, lease: Lease, *, clean: bool = True) -> None:
+        """Give it back; `LeaseLost` if somebody else has it by now. `clean`: nothing is in flight."""
+
+    def holder(self, name: str) -> Lease | None:
+        """Return the lease as it is now held, or None."""
+
+
+# --- entrances: schedule and outbox ----------------------------------------------------------
+
+
+class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that waits for its time before it enters the log."""
+
+    id: str
+    log_id: str
+    partition: int
+    due_at: int
+    event: Event
+    producer: bytes = b""
+    sequence: int | None = None
+    """Assigned durably by the claim, before the append."""
+
+
+class Schedule(Protocol):
+    """Delayed publishes. A crash between claim and `done` is answered by claiming again."""
+
+    def add(self, rows: Sequence[Scheduled]) -> None:
+        """Store them all; an id that is there already is left as it is."""
+
+    def cancel(self, id: str) -> bool:
+        """Remove one that was not claimed yet; False if it was, or is not there."""
+
+    def page(self, *, after: tuple[int, str] | None = None, limit: int = 100) -> list[Scheduled]:
+        """Return rows ordered by (due_at, id), beginning after the given pair."""
+
+    def next_due(self) -> int | None:
+        """Return when the first row is due, claimed ones included, or None."""
+
+    def claim(self, now: int, limit: int, fence: Fence) -> list[Scheduled]:
+        """Return rows that are due, each with producer and sequence, the same at every call.
+
+        `Fenced` if the lease's epoch is stale.
+        """
+
+    def done(self, ids: Sequence[str], fence: Fence) -> None:
+        """Remove claimed rows: they are in the log. `Fenced` if the lease's epoch is stale."""
+
+
+class Staged(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that waits for its transaction, or for the mover."""
+
+    topic: str
+    event: Event
+    sequence: int = 0
+    """Of the outbox: it only grows, and never restarts."""
+
+
+class Outbox(Protocol):
+    """Publishing inside the caller's own transaction."""
+
+    @property
+    def producer(self) -> bytes:
+        """The producer of all that leaves this outbox."""
+
+    def stage(self, transaction: Any, rows: Sequence[Staged]) -> None:
+        """Add rows inside the caller's transaction: they exist if and when it commits."""
+
+    def claim(self, limit: int, fence: Fence) -> list[Staged]:
+        """Return the oldest committed rows by sequence, the same at every call until `done`.
+
+        `Fenced` if the lease's epoch is stale.
+        """
+
+    def done(self, sequences: Sequence[int], fence: Fence) -> None:
+        """Remove claimed rows: they are in the log. `Fenced` if the lease's epoch is stale."""
+
+    def pending(self) -> int:
+        """Return how many committed rows wait."""
+
+
+# --- sinks -----------------------------------------------------------------------------------
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What one batch of a query into a sink consists of."""
+
+    sink: str
+    query: str
+    batch: int
+    body: bytes
+    done: bool = False
+
+
+class Manifests(Protocol):
+    """The memory of exactly-once sinks: of several attempts at a batch, the first manifest wins."""
+
+    def prepare(self, manifest: Manifest, *, adopt: bool = False) -> Manifest:
+        """Store the manifest, or return the one that was first for this sink, query and batch.
+
+        `SinkConflict` if the sink belongs to another query, unless adopted; the former owner is then
+        refused.
+        """
+
+    def finish(self, sink: str, query: str, batch: int) -> None:
+        """Mark it done: its events are in the log. Repeating it changes nothing."""
+
+    def unfinished(self) -> list[Manifest]:
+        """Return the manifests that are prepared and not done, oldest first: finish them."""
+
+    def last(self, sink: str) -> Manifest | None:
+        """Return the manifest of the highest batch of the sink's present query, or None."""
+
+
+# --- waking up -------------------------------------------------------------------------------
+
+
+class Notifier(Protocol):
+    """A hint that a partition has grown. It may be lost, repeated or merged; nothing rests on it."""
+
+    def notify(self, partition: Partition) -> None:
+        """Tell all listeners, those of other processes too; never blocks, never raises."""
+
+    def listen(self, callback: Callable[[Partition], None]) -> Callable[[], None]:
+        """Call back on every hint, from any thread, until the returned function is called."""
+
+
+# --- the whole -------------------------------------------------------------------------------
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store can do beyond the ports; conformance tests of what it cannot are skipped by name."""
+
+    durable: bool
+    """What was written is there after closing and opening the same URL."""
+    shared: bool
+    """Several processes may open the same URL."""
+    blocking: bool
+    """Calls may wait for I/O, so an event loop must not make them itself."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """What remembers: one of each port over the same state."""
+
+    @property
+    def url(self) -> str:
+        """What it was opened with, without secrets."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do beyond the ports."""
+
+    @property
+    def log(self) -> Log:
+        """Topics and events."""
+
+    @property
+    def cursors(self) -> Cursors:
+        """Subscriptions and their progress."""
+
+    @property
+    def parked(self) -> ParkedRows:
+        """Retries that wait, and dead letters."""
+
+    @property
+    def leases(self) -> Leases:
+        """Who may act."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """Delayed publishes."""
+
+    @property
+    def outbox(self) -> Outbox | None:
+        """Publishing inside a transaction; None if the store has none of its own."""
+
+    @property
+    def manifests(self) -> Manifests:
+        """The memory of exactly-once sinks."""
+
+    @property
+    def notifier(self) -> Notifier | None:
+        """The fast path of waking up; without one, heartbeats find everything."""
+
+    def close(self) -> None:
+        """Give up files, sockets and threads."""
+
+
+class Backend(Protocol):
+    """What a bus talks to: a store in this process, or a daemon. Never blocks the event loop."""
+
+    async def open(self) -> None:
+        """Connect; called once, before anything else."""
+
+    async def close(self) -> None:
+        """Disconnect; called once, after everything else has returned."""
+
+    async def create_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
+        """See `Log.create_topic`."""
+
+    async def topics(self) -> list[TopicInfo]:
+        """See `Log.topics`."""
+
+    async def append(self, partition: Partition, batch: Batch, runs: Sequence[Run]) -> list[Appended]:
+        """See `Log.append`; a cancelled call may still have written."""
+
+    async def read(
+        self, partition: Partition, start: int, *, bytes_max: int, events_max: int | None = None
+    ) -> list[Batch | Gap]:
+        """See `Log.read`."""
+
+    async def bounds(self, partition: Partition) -> Range:
+        """See `Log.bounds`."""
+
+    async def find_time(self, partition: Partition, time_us: int) -> int:
+        """See `Log.find_time`."""

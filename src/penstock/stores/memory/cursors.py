@@ -1,0 +1,234 @@
+"""The ports of subscriptions and of who may act for them: `Cursors`, `ParkedRows`, `Leases`."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.errors import BeyondEnd, LeaseLost, StaleCursor, StoreError, TopicDeleted
+from penstock.ports import (
+    Commit,
+    Cursor,
+    Lease,
+    Parked,
+    ParkedFilter,
+    ParkedState,
+    Partition,
+    Settlement,
+    Shard,
+    Subscription,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.stores.memory.state import State
+
+
+class MemoryCursors:
+    """The `Cursors` port."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._settlements: deque[Settlement] = deque()
+        self._last_settlement = 0
+
+    def put_subscription(self, subscription: Subscription) -> None:
+        with self._state:
+            if subscription.log_id not in self._state.topics:
+                raise TopicDeleted(subscription.log_id)
+            key = (subscription.log_id, subscription.name)
+            self._state.check_rows(
+                len(self._state.subscriptions), int(key not in self._state.subscriptions), "subscription"
+            )
+            self._state.subscriptions[key] = subscription
+
+    def delete_subscription(self, log_id: str, name: str) -> bool:
+        with self._state:
+            if (log_id, name) not in self._state.subscriptions:
+                return False
+            self._state.forget_subscription(log_id, name)
+            return True
+
+    def subscriptions(self, log_id: str | None = None) -> list[Subscription]:
+        with self._state:
+            keys = sorted(key for key in self._state.subscriptions if log_id in {None, key[0]})
+            return [self._state.subscriptions[key] for key in keys]
+
+    def load(self, log_id: str, subscription: str) -> list[Cursor]:
+        with self._state:
+            if log_id not in self._state.topics:
+                raise TopicDeleted(log_id)
+            shards = sorted(shard for shard in self._state.cursors if shard[:2] == (log_id, subscription))
+            return [self._state.cursors[shard] for shard in shards]
+
+    def commit(self, commits: Sequence[Commit]) -> list[StoreError | None]:
+        with self._state:
+            for shard in (shard for commit in commits for shard in _shards(commit)):
+                # A wrong call raises, so it must be found before anything is written; the rest is answered.
+                with suppress(TopicDeleted):
+                    self._state.partition(Partition(shard.log_id, shard.partition))
+            return [self._commit(commit) for commit in commits]
+
+    def _commit(self, commit: Commit) -> StoreError | None:
+        try:
+            self._check(commit)
+        except StoreError as error:
+            return error
+        now = self._state.clock.time_us()
+        for cursor in commit.cursors:
+            self._state.cursors[cursor.shard] = msgspec.structs.replace(cursor, updated_at=now)
+        for shard in commit.finished:
+            self._state.cursors.pop(shard, None)
+        for row in commit.parked:
+            self._state.parked[row.key] = row
+        if commit.settlement:
+            self._last_settlement += 1
+            self._settlements.append(Settlement(self._last_settlement, commit.settlement))
+        return None
+
+    def _check(self, commit: Commit) -> None:
+        state = self._state
+        state.check_fence(commit.fence)
+        for shard in _shards(commit):
+            if shard[:2] not in state.subscriptions:
+                raise TopicDeleted(shard.log_id)
+        for cursor in commit.cursors:
+            log = state.partition(Partition(cursor.shard.log_id, cursor.shard.partition))
+            if cursor.next_offset > log.end:
+                raise BeyondEnd.at(cursor.shard, cursor.next_offset, log.first, log.end)
+            old = state.cursors.get(cursor.shard)
+            if old and (cursor.generation, cursor.next_offset) < (old.generation, old.next_offset):
+                raise StaleCursor(
+                    f"{cursor.shard} is at offset {old.next_offset} of generation {old.generation} already"
+                )
+        new_rows = {row.key for row in commit.parked} - state.parked.keys()
+        state.check_rows(len(state.parked), len(new_rows), "parked")
+        state.check_rows(len(self._settlements), int(bool(commit.settlement)), "settlement")
+
+    def settlements(self, limit: int) -> list[Settlement]:
+        with self._state:
+            return [self._settlements[index] for index in range(min(limit, len(self._settlements)))]
+
+    def forget_settlements(self, up_to: int) -> None:
+        with self._state:
+            while self._settlements and self._settlements[0].number <= up_to:
+                self._settlements.popleft()
+
+
+def _shards(commit: Commit) -> list[Shard]:
+    """Return the shards that a commit is about."""
+    return [
+        *(cursor.shard for cursor in commit.cursors),
+        *commit.finished,
+        *(row.shard for row in commit.parked),
+    ]
+
+
+class MemoryParkedRows:
+    """The `ParkedRows` port."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def _matching(self, wanted: ParkedFilter) -> list[Parked]:
+        rows = [row for row in self._state.parked.values() if wanted.matches(row)]
+        return sorted(rows, key=lambda row: row.key)
+
+    def page(
+        self,
+        filter: ParkedFilter,
+        *,
+        after: tuple[int, int] | None = None,
+        limit: int = 100,
+    ) -> list[Parked]:
+        with self._state:
+            rows = self._matching(filter)
+            return [row for row in rows if after is None or row.key[2:] > after][:limit]
+
+    def count(self, filter: ParkedFilter) -> dict[ParkedState, int]:
+        with self._state:
+            counts: dict[ParkedState, int] = {"waiting": 0, "dead": 0, "done": 0}
+            for row in self._matching(filter):
+                counts[row.state] += 1
+            return counts
+
+    def due(self, filter: ParkedFilter, now: int, *, limit: int = 100) -> list[Parked]:
+        with self._state:
+            rows = [row for row in self._matching(filter) if row.state == "waiting" and row.due_at <= now]
+            return sorted(rows, key=lambda row: (row.due_at, row.key))[:limit]
+
+    def stamp(self, filter: ParkedFilter, job: str) -> int:
+        with self._state:
+            rows = self._matching(filter)
+            self._state.parked.update((row.key, msgspec.structs.replace(row, job=job)) for row in rows)
+            return len(rows)
+
+    def replay(self, filter: ParkedFilter, now: int, *, limit: int | None = None) -> int:
+        with self._state:
+            rows = [row for row in self._matching(filter) if row.state == "dead"][:limit]
+            for row in rows:
+                self._state.parked[row.key] = msgspec.structs.replace(
+                    row, state="waiting", due_at=now, attempts=0, replay=row.replay + 1
+                )
+            return len(rows)
+
+    def purge(self, filter: ParkedFilter) -> int:
+        with self._state:
+            rows = [row for row in self._matching(filter) if row.state != "waiting"]
+            for row in rows:
+                del self._state.parked[row.key]
+            return len(rows)
+
+
+class MemoryLeases:
+    """The `Leases` port. A released lease stays, expired, because its epoch must never come again."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def _held(self, name: str) -> Lease | None:
+        lease = self._state.leases.get(name)
+        return lease if lease and lease.owner and lease.expires_at > self._state.clock.monotonic() else None
+
+    def acquire(self, name: str, owner: str, seconds: float) -> Lease | None:
+        with self._state:
+            held = self._held(name)
+            if held is not None and held.owner != owner:
+                return None
+            last = self._state.leases.get(name)
+            self._state.check_rows(len(self._state.leases), int(last is None), "lease")
+            lease = Lease(
+                name,
+                owner,
+                epoch=last.epoch + 1 if last else 1,
+                expires_at=self._state.clock.monotonic() + seconds,
+                clean=last is None or (not last.owner and last.clean),
+            )
+            self._state.leases[name] = lease
+            return lease
+
+    def renew(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
+        with self._state:
+            renewed = []
+            for lease in leases:
+                held = self._held(lease.name)
+                if held is not None and held.epoch == lease.epoch:
+                    lease_now = held._replace(expires_at=self._state.clock.monotonic() + seconds)
+                    self._state.leases[lease.name] = lease_now
+                    renewed.append(lease_now)
+            return renewed
+
+    def release(self, lease: Lease, *, clean: bool = True) -> None:
+        with self._state:
+            last = self._state.leases.get(lease.name)
+            if last is None or last.epoch != lease.epoch or not last.owner:
+                raise LeaseLost(f"lease {lease.name!r} is not held with epoch {lease.epoch} any more")
+            self._state.leases[lease.name] = last._replace(owner="", expires_at=0.0, clean=clean)
+
+    def holder(self, name: str) -> Lease | None:
+        with self._state:
+            return self._held(name)

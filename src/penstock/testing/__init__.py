@@ -1,0 +1,16 @@
+"""What Penstock tests itself with, shipped for those who build on it.
+
+* `penstock.testing.conformance`: one suite that every store passes; the contract of `penstock.ports`, run.
+
+Importing this package needs nothing beyond Penstock itself. pytest is needed where a suite is run.
+"""
+
+from __future__ import annotations
+
+try:
+    import pytest
+except ImportError:
+    pass
+else:
+    # pytest explains the failed asserts of test modules only, unless it is told of others before their import.
+    pytest.register_assert_rewrite("penstock.testing.conformance")

@@ -1,0 +1,209 @@
+"""`ParkedRows`: dead letters and waiting retries, looked at, brought back and removed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.ports import Parked, ParkedFilter, Partition, Shard, Store, TopicInfo
+from penstock.testing.conformance.builders import a_parked, a_shard, an_event, fill, park, subscribe
+from penstock.testing.conformance.opening import StoreOpening, a_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def billing(topic: TopicInfo, **wanted: Any) -> ParkedFilter:
+    """Return a filter over the rows of the subscription `billing`."""
+    return ParkedFilter(log_id=topic.log_id, subscription="billing", **wanted)
+
+
+def places(rows: Iterable[Parked]) -> list[tuple[int, int]]:
+    """Return the partition and offset of each row."""
+    return [(row.shard.partition, row.offset) for row in rows]
+
+
+def filled(store: Store, topic: TopicInfo) -> Shard:
+    """Fill both partitions, subscribe, and return a shard."""
+    for partition in topic.partitions:
+        fill(store, partition, 20)
+    subscribe(store, topic)
+    return a_shard(topic)
+
+
+class ParkedRowsConformance(StoreOpening):
+    """The `ParkedRows` port."""
+
+    # --- rows ----------------------------------------------------------------------------------
+
+    def test_a_row_comes_back_as_it_was_parked(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        rows = [
+            Parked(
+                shard=shard,
+                offset=3,
+                state="dead",
+                lane=(1 << 64) - 1,  # an unsigned hash of 64 bits
+                event=an_event(b"\x00\xff"),
+                due_at=1,
+                attempts=4,
+                replay=2,
+                error_type="builtins.ValueError",
+                error_message="grüße\nfrom a traceback",
+                parked_at=5,
+                last_retry_at=6,
+                job="job-1",
+            ),
+            Parked(shard=shard, offset=4, state="waiting", lane=0, event=an_event(headers={}, key=None, id=None)),
+        ]
+        park(store, *rows)
+        assert store.parked.page(billing(topic)) == rows
+
+    def test_a_row_replaces_the_one_of_the_same_event_whichever_shard_held_it(
+        self, store: Store, topic: TopicInfo
+    ) -> None:
+        shard = filled(store, topic)
+        park(store, a_parked(shard, 3, state="waiting"), a_parked(shard, 4))
+        replacing = a_parked(shard._replace(slot=9), 3, state="done", attempts=2, event=an_event(b"new"))
+        park(store, replacing)
+        assert store.parked.page(billing(topic)) == [replacing, a_parked(shard, 4)]
+
+    def test_a_row_outlives_its_event_in_the_log(self, store: Store, topic: TopicInfo, partition: Partition) -> None:
+        shard = filled(store, topic)
+        row = a_parked(shard, 3)
+        park(store, row)
+        store.log.trim(partition, 20, force=True)
+        assert store.parked.page(billing(topic)) == [row]
+
+    def test_rows_of_other_subscriptions_and_logs_are_others(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        other = a_topic(store, "payments")
+        subscribe(store, topic, "audit")
+        subscribe(store, other)
+        park(
+            store,
+            a_parked(shard, 0, lane=1),
+            a_parked(shard._replace(subscription="audit"), 0, lane=2),
+            a_parked(shard._replace(log_id=other.log_id), 0, lane=3),
+        )
+        audit = ParkedFilter(log_id=topic.log_id, subscription="audit")
+        found = [store.parked.page(wanted) for wanted in (billing(topic), audit, billing(other))]
+        assert [[row.lane for row in rows] for rows in found] == [[1], [2], [3]]
+        assert store.parked.purge(audit) == 1
+        assert len(store.parked.page(billing(topic))) == 1
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def test_rows_are_paged_by_partition_and_offset(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        order = [(0, 2), (0, 10), (0, 11), (1, 0), (1, 9)]
+        park(store, *(a_parked(shard._replace(partition=part), offset) for part, offset in reversed(order)))
+        assert places(store.parked.page(billing(topic))) == order
+        for limit in (1, 2, 5):
+            paged: list[tuple[int, int]] = []
+            while page := store.parked.page(billing(topic), after=paged[-1] if paged else None, limit=limit):
+                assert len(page) <= limit
+                paged += places(page)
+            assert paged == order
+        # A row that is gone by now still says where to go on.
+        assert places(store.parked.page(billing(topic), after=(0, 5), limit=2)) == [(0, 10), (0, 11)]
+
+    def test_every_field_of_a_filter_counts(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        park(
+            store,
+            a_parked(shard, 1, state="waiting", parked_at=100, job="x"),
+            a_parked(shard._replace(slot=5), 2, error_type="ValueError", parked_at=200),
+            a_parked(shard._replace(partition=1), 3, lane=8, parked_at=300),
+            a_parked(shard, 4, state="done", parked_at=400),
+        )
+        wanted: list[tuple[dict[str, Any], list[int]]] = [
+            ({}, [1, 2, 4, 3]),
+            ({"states": frozenset({"waiting", "done"})}, [1, 4]),
+            ({"states": frozenset()}, []),
+            ({"slots": frozenset({5, 6})}, [2]),
+            ({"slots": frozenset({0})}, [1, 4, 3]),
+            ({"partition": 0}, [1, 2, 4]),
+            ({"partition": 1}, [3]),
+            ({"lane": 8}, [3]),
+            ({"error_type": "ValueError"}, [2]),
+            ({"error_type": ""}, [1, 4, 3]),
+            ({"parked_from": 200}, [2, 4, 3]),
+            ({"parked_until": 200}, [1]),
+            ({"parked_from": 200, "parked_until": 400}, [2, 3]),
+            ({"job": "x"}, [1]),
+            ({"job": ""}, [2, 4, 3]),
+            ({"states": frozenset({"dead"}), "partition": 1, "lane": 7}, []),
+        ]
+        for fields, offsets in wanted:
+            assert [row.offset for row in store.parked.page(billing(topic, **fields))] == offsets, fields
+            assert sum(store.parked.count(billing(topic, **fields)).values()) == len(offsets), fields
+
+    def test_every_state_is_counted_also_those_without_rows(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        assert store.parked.count(billing(topic)) == {"waiting": 0, "dead": 0, "done": 0}
+        park(store, a_parked(shard, 1), a_parked(shard, 2), a_parked(shard, 3, state="waiting"))
+        assert store.parked.count(billing(topic)) == {"waiting": 1, "dead": 2, "done": 0}
+        dead = billing(topic, states=frozenset({"dead"}))
+        assert store.parked.count(dead) == {"waiting": 0, "dead": 2, "done": 0}
+
+    def test_waiting_rows_come_when_due_by_time_and_then_position(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        one = shard._replace(partition=1)
+        park(
+            store,
+            a_parked(shard, 1, state="waiting", due_at=300),
+            a_parked(one, 2, state="waiting", due_at=200),
+            a_parked(shard, 10, state="waiting", due_at=200),
+            a_parked(shard, 9, state="waiting", due_at=200),
+            a_parked(shard, 5, state="waiting", due_at=301),
+            a_parked(shard, 6, state="dead", due_at=100),
+            a_parked(shard, 7, state="done", due_at=100),
+        )
+        everything = [(0, 9), (0, 10), (1, 2), (0, 1)]
+        assert store.parked.due(billing(topic), 199) == []
+        assert places(store.parked.due(billing(topic), 300)) == everything
+        assert places(store.parked.due(billing(topic), 300, limit=2)) == everything[:2]
+        assert places(store.parked.due(billing(topic, partition=1), 300)) == [(1, 2)]
+
+    # --- changing ------------------------------------------------------------------------------
+
+    def test_a_job_is_stamped_on_exactly_the_rows_meant(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        rows = [a_parked(shard, 1, job="earlier"), a_parked(shard, 2), a_parked(shard, 3, state="waiting")]
+        park(store, *rows)
+        assert store.parked.stamp(billing(topic, states=frozenset({"dead"})), "mine") == 2
+        stamped = [msgspec.structs.replace(row, job="mine") for row in rows[:2]]
+        assert store.parked.page(billing(topic)) == [*stamped, rows[2]]
+        park(store, a_parked(shard, 4))  # after the preview: not part of the job
+        assert store.parked.replay(billing(topic, job="mine"), now=50) == 2
+        assert store.parked.count(billing(topic)) == {"waiting": 3, "dead": 1, "done": 0}
+
+    def test_a_replay_turns_dead_rows_into_waiting_ones_and_no_others(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        dead = a_parked(shard, 1, attempts=4, replay=1, due_at=7, error_type="ValueError", parked_at=8)
+        waiting = a_parked(shard, 2, state="waiting", attempts=3, due_at=900)
+        done = a_parked(shard, 3, state="done")
+        park(store, dead, waiting, done)
+        assert store.parked.replay(billing(topic), now=500) == 1
+        revived = msgspec.structs.replace(dead, state="waiting", due_at=500, attempts=0, replay=2)
+        assert store.parked.page(billing(topic)) == [revived, waiting, done]
+        assert store.parked.due(billing(topic), 500) == [revived]
+        assert store.parked.replay(billing(topic), now=600) == 0
+
+    def test_a_replay_keeps_to_its_limit(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        park(store, *(a_parked(shard, offset) for offset in range(5)))
+        assert store.parked.replay(billing(topic), now=0, limit=3) == 3
+        assert store.parked.count(billing(topic)) == {"waiting": 3, "dead": 2, "done": 0}
+        assert store.parked.replay(billing(topic), now=0, limit=3) == 2
+
+    def test_a_purge_removes_dead_and_done_rows_and_never_waiting_ones(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        waiting = a_parked(shard, 1, state="waiting")
+        park(store, waiting, a_parked(shard, 2), a_parked(shard, 3, state="done"), a_parked(shard, 4, lane=9))
+        assert store.parked.purge(billing(topic, lane=9)) == 1
+        assert store.parked.purge(billing(topic, states=frozenset({"waiting"}))) == 0
+        assert store.parked.purge(billing(topic)) == 2
+        assert store.parked.page(billing(topic)) == [waiting]

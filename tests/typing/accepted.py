@@ -1,0 +1,64 @@
+"""Programs as users write them; `mypy --strict` must accept every line. Never run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import assert_type
+
+import penstock
+from penstock import Batch, Bus, Event, Gap, Position, Prepared, Receipt, StoredEvent, Topic
+
+
+@penstock.event("order.placed", version=2)
+@dataclass(frozen=True)
+class OrderPlaced:
+    customer: str
+
+
+@penstock.event("order.paid")
+@dataclass(frozen=True)
+class OrderPaid:
+    customer: str
+
+
+@penstock.upcaster("order.placed", from_version=1)
+def add_customer(old: dict[str, object]) -> dict[str, object]:
+    return {**old, "customer": "nobody"}
+
+
+assert_type(OrderPlaced("ada"), OrderPlaced)  # the decorator leaves the class alone
+assert_type(add_customer({}), dict[str, object])  # and so does the other
+
+orders = Topic("orders", OrderPlaced, key=lambda order: order.customer, partitions=4, ttl=timedelta(days=1))
+both = Topic[OrderPlaced | OrderPaid]("both", (OrderPlaced, OrderPaid), key=lambda event: event.customer)
+raw = Topic("raw", bytes)
+assert_type(orders, Topic[OrderPlaced])
+assert_type(both, Topic[OrderPlaced | OrderPaid])
+assert_type(raw, Topic[bytes])
+
+
+async def main() -> None:
+    async with Bus("memory:", topics=[orders, both, raw]) as bus:
+        assert_type(bus, Bus)
+        receipt = await bus.publish(orders, OrderPlaced("ada"), key=b"k", headers={"a": "b", "c": b"d"}, ttl=60)
+        assert_type(receipt, Receipt)
+        assert_type(receipt.position, Position)
+        await bus.publish(both, OrderPaid("ada"))
+        await bus.publish(raw, b"x", timeout=1.5)
+        await bus.publish(raw, Event(data=b"x"))
+        await bus.publish("raw", b"x")
+        await bus.publish_batch(orders, [OrderPlaced("ada")])
+        await bus.publish_batch(raw, [b"x"], keys=["k", None, b"k"])
+        await bus.publish_batch(raw, Batch.build([b"x"]))
+        prepared = bus.prepare(orders, OrderPlaced("ada"))
+        assert_type(prepared, Prepared)
+        assert_type(await prepared.send(), Receipt)
+        async for event in bus.read(orders, partition=0, start=5):
+            assert_type(event, StoredEvent)
+            assert_type(orders.decode(event), OrderPlaced)
+        async for item in bus.read_batches(both):
+            assert_type(item, Batch | Gap)
+            if isinstance(item, Batch):
+                for stored in item:
+                    assert_type(both.decode(stored), OrderPlaced | OrderPaid)
