@@ -12,9 +12,7 @@ from hypothesis import HealthCheck, settings
 
 # The machines that run this are shared: an example's time says nothing, so hypothesis sets no deadline.
 settings.register_profile("default", max_examples=100, deadline=None, derandomize=True)
-settings.register_profile(
-    "campaign", max_examples=5_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("campaign", max_examples=5_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("debug", max_examples=20, deadline=timedelta(seconds=5))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

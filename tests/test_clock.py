@@ -349,9 +349,7 @@ async def test_waiting_for_the_rest_of_a_rounding_error_ends(clock: VirtualClock
 
 
 @given(durations=st.lists(st.integers(min_value=1, max_value=20), max_size=12), steps=st.integers(1, 5))
-def test_every_sleeper_wakes_exactly_on_time_however_the_time_is_divided(
-    durations: list[int], steps: int
-) -> None:
+def test_every_sleeper_wakes_exactly_on_time_however_the_time_is_divided(durations: list[int], steps: int) -> None:
     def play(step: float) -> list[tuple[int, float]]:
         clock = VirtualClock()
         journal: list[tuple[int, float]] = []

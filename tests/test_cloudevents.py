@@ -50,9 +50,7 @@ def read(**members: Any) -> Event:
 
 plain_text = st.text(min_size=1).filter(is_plain_text)
 moments = st.datetimes(
-    timezones=st.sampled_from(
-        [UTC, timezone(timedelta(hours=5, minutes=45)), timezone(-timedelta(hours=12))]
-    ),
+    timezones=st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=45)), timezone(-timedelta(hours=12))]),
     min_value=datetime(2, 1, 1),  # noqa: DTZ001 - hypothesis adds the zone
     max_value=datetime(9998, 1, 1),  # noqa: DTZ001
 )
@@ -257,17 +255,13 @@ def test_a_payload_is_embedded_only_where_it_stays_byte_for_byte(
     document = written(event)
     expected = {"data_base64": base64.b64encode(data).decode()} if member == "base64" else member
     assert {
-        name: value
-        for name, value in document.items()
-        if name.startswith("data") and name != "datacontenttype"
+        name: value for name, value in document.items() if name.startswith("data") and name != "datacontenttype"
     } == (expected)
     assert from_structured(to_structured(event)) == event
 
 
 def test_deep_json_never_makes_a_batch_unreadable() -> None:
-    deep = [
-        say(content_type="application/json", data=b"[" * depth + b"]" * depth) for depth in (1, 60, 300, 900)
-    ]
+    deep = [say(content_type="application/json", data=b"[" * depth + b"]" * depth) for depth in (1, 60, 300, 900)]
     assert from_structured_batch(to_structured_batch(deep)) == deep
 
 
@@ -287,9 +281,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_defaults_state_what_an_event_does_not_and_nothing_else() -> None:
-    defaults = Event(
-        id="d", source="/d", type="d", content_type="text/plain", subject="d", key=b"d", data=b"d"
-    )
+    defaults = Event(id="d", source="/d", type="d", content_type="text/plain", subject="d", key=b"d", data=b"d")
     assert written(Event(id="1", data=b"x"), defaults=defaults) == {
         "specversion": "1.0",
         "id": "1",
@@ -412,9 +404,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("members", "message"), BROKEN)
-def test_a_document_that_breaks_a_rule_is_refused_naming_the_attribute(
-    members: dict[str, Any], message: str
-) -> None:
+def test_a_document_that_breaks_a_rule_is_refused_naming_the_attribute(members: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidEvent, match=f"^{message}"):
         read(**members)
 
@@ -476,9 +466,7 @@ def test_no_bytes_raise_anything_but_invalid_event(document: bytes) -> None:
             reader(document)
 
 
-@given(
-    events, st.lists(st.tuples(st.integers(0), st.integers(0, 255)), min_size=1, max_size=5), st.booleans()
-)
+@given(events, st.lists(st.tuples(st.integers(0), st.integers(0, 255)), min_size=1, max_size=5), st.booleans())
 def test_a_damaged_document_is_refused_or_read_as_a_sound_event(
     event: Event, damage: list[tuple[int, int]], cut: bool
 ) -> None:

@@ -135,9 +135,7 @@ VALUES: dict[str, Any] = {
     ),
     "struct": StructOrder(ID, [DataLine("a", Decimal(1))], MODEL_LINE),
     "attrs": AttrsOrder(ID, [AttrsLine("a", Decimal(1))], MODEL_LINE, Decimal("12.50")),
-    "pydantic": ModelOrder(
-        orderId=ID, at=NOW, colour=Colour.RED, lines=[MODEL_LINE], plain=DataLine("d", Decimal(2))
-    ),
+    "pydantic": ModelOrder(orderId=ID, at=NOW, colour=Colour.RED, lines=[MODEL_LINE], plain=DataLine("d", Decimal(2))),
     "strict pydantic": MODEL_LINE,
     "pydantic dataclass": PydanticDataOrder(
         order_id=ID, url=pydantic.HttpUrl("https://example.org/"), lines=[MODEL_LINE], theName="n"
@@ -524,9 +522,7 @@ def test_an_unknown_codec_is_an_error_that_suggests_the_nearest() -> None:
         ("json", None),
     ],
 )
-def test_a_codec_is_found_by_content_type_whatever_its_parameters_and_case(
-    content_type: str, codec: object
-) -> None:
+def test_a_codec_is_found_by_content_type_whatever_its_parameters_and_case(content_type: str, codec: object) -> None:
     assert codec_for(content_type) is codec
 
 

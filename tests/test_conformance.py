@@ -19,7 +19,7 @@ import pytest
 
 from penstock import ports
 from penstock.clock import VirtualClock
-from penstock.errors import OffsetOutOfRange, PenstockError, StoreClosed, StoreFull, TopicMismatch
+from penstock.errors import OffsetOutOfRange, PenstockError, ProducerExpired, StoreClosed, StoreFull, TopicMismatch
 from penstock.offsets import Range, RangeSet
 from penstock.ports import Appended, Capabilities, Commit, Manifest, ParkedFilter, Partition, Scheduled, Staged, Store
 from penstock.settings import MemorySettings
@@ -272,17 +272,61 @@ def a_conflict_is_accepted(_: MemoryStore, right: Any, partition: Partition, bat
 
 @planted("log.append", "test_the_other_runs_of_an_append_are_stored_when_one_is_refused")
 def one_refused_run_refuses_all(store: MemoryStore, right: Any, where: Partition, batch: Any, runs: Any) -> Any:
-    answers = [log_of(store, where).answer(run, store._state.clock.monotonic()) for run in runs]
+    clock = store._state.clock
+    answers = [log_of(store, where).answer(run, clock.monotonic(), clock.time_us()) for run in runs]
     if any(answer and answer.refused for answer in answers):
         return [answer or Appended(None) for answer in answers]
     return right(where, batch, runs)
 
 
-@planted("log.append", "test_a_producer_that_is_not_known_begins_at_sequence_0")
-def a_producer_begins_anywhere(store: MemoryStore, right: Any, where: Partition, batch: Any, runs: Any) -> Any:
-    for run in runs:
-        log_of(store, where).producers.setdefault(run.producer, Producer())
+@planted(
+    "log.append",
+    "test_a_producer_that_was_silent_for_longer_is_refused",
+    "test_a_producer_that_was_born_long_ago_and_is_not_known_is_refused",
+)
+def forgotten_producers_are_taken_for_new(store: MemoryStore, right: Any, where: Partition, *args: Any) -> Any:
+    log = log_of(store, where)
+    log._forget_idle(store._state.clock.monotonic())
+    for run in args[1]:
+        log.producers.setdefault(run.producer, Producer()).used_at = store._state.clock.monotonic()
+    return right(where, *args)
+
+
+@planted("log.append", "test_a_new_producer_may_begin_at_any_sequence")
+def a_producer_must_begin_at_0(store: MemoryStore, right: Any, where: Partition, batch: Any, runs: Any) -> Any:
+    known = log_of(store, where).producers
+    if any(run.first_sequence and run.producer not in known for run in runs):
+        return [Appended(None, refused=ProducerExpired("unknown")) for _ in runs]
     return right(where, batch, runs)
+
+
+@planted(
+    "log.append",
+    "test_a_lasting_producer_is_never_forgotten",
+    "test_an_outbox_that_was_silent_for_months_is_still_recognised",
+    "test_a_schedule_that_was_silent_for_months_is_still_recognised",
+)
+def lasting_producers_are_forgotten(store: MemoryStore, right: Any, where: Partition, *args: Any) -> Any:
+    producers, now = log_of(store, where).producers, store._state.clock.monotonic()
+    for name in [name for name, known in producers.items() if now - known.used_at > ports.PRODUCER_IDLE_SECONDS]:
+        del producers[name]
+    return right(where, *args)
+
+
+@planted("log.delete_topic", "test_deleting_a_topic_removes_what_is_scheduled_for_it_and_nothing_else")
+def scheduled_rows_outlive_their_topic(store: MemoryStore, right: Any, log_id: str) -> None:
+    rows = dict(store._state.scheduled)
+    right(log_id)
+    store._state.scheduled.update(rows)
+
+
+@planted(
+    "cursors.put_subscription",
+    "test_a_subscription_is_created_with_its_first_cursors_and_later_ones_do_not_replace_them",
+    "test_the_first_cursors_of_a_subscription_protect_before_any_progress",
+)
+def first_cursors_are_not_kept(_: MemoryStore, right: Any, subscription: Any, _cursors: Any = ()) -> None:
+    right(subscription)
 
 
 @planted("log.append", "test_a_producer_that_was_silent_for_longer_is_refused")
@@ -372,7 +416,7 @@ def events_are_trimmed_past_a_protected_cursor(_: MemoryStore, right: Any, *args
 @planted("log.append", "test_a_handle_of_a_deleted_topic_is_told_so_everywhere")
 def a_deleted_topic_is_still_writable(store: MemoryStore, right: Any, where: Partition, *args: Any) -> Any:
     log_ids = [info.log_id for info in store.log.topics()]
-    return right(where if where.log_id in log_ids else Partition(log_ids[0], where.index), *args)
+    return right(where if where.log_id in log_ids else Partition(log_ids[0], where.number), *args)
 
 
 TOGETHER = threading.Barrier(THREADS)

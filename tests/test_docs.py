@@ -29,7 +29,12 @@ SNIPPETS = snippets()
 def run(arguments: list[str], directory: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments], cwd=directory, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", *arguments],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -88,9 +88,7 @@ def test_an_event_states_nothing_by_default() -> None:
 
 
 def test_text_for_data_key_and_headers_is_stored_as_utf8() -> None:
-    given = Event.of(
-        "naïve", key="ada", headers={"a": "é", "b": b"\xff"}, id="1", type="t", content_type="text/plain"
-    )
+    given = Event.of("naïve", key="ada", headers={"a": "é", "b": b"\xff"}, id="1", type="t", content_type="text/plain")
     assert given == Event(
         data="naïve".encode(),
         key=b"ada",
@@ -251,9 +249,7 @@ def test_the_class_is_returned_untouched(registry: Registry, make: Callable[[], 
 
 @KINDS
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
-def test_every_kind_of_class_can_be_an_event(
-    registry: Registry, make: Callable[[], type[Any]], codec: str
-) -> None:
+def test_every_kind_of_class_can_be_an_event(registry: Registry, make: Callable[[], type[Any]], codec: str) -> None:
     cls = registry.event("order.placed", codec=codec)(make())
     found = registry.type_of(cls)
     value = cls(order_id="1", total=Decimal("1.50"))
@@ -283,9 +279,7 @@ def test_registries_know_nothing_of_each_other(registry: Registry) -> None:
 
 
 def test_a_class_without_the_decorator_is_not_an_event(registry: Registry) -> None:
-    with pytest.raises(
-        InvalidEvent, match=r"class .*Placed is not an event: decorate it with @penstock.event"
-    ):
+    with pytest.raises(InvalidEvent, match=r"class .*Placed is not an event: decorate it with @penstock.event"):
         registry.type_of(_dataclass())
 
 
@@ -475,9 +469,7 @@ def test_an_old_event_takes_every_step_up_to_the_current_version(order: EventTyp
 
 @KINDS
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
-def test_every_kind_of_class_can_be_upcast(
-    registry: Registry, make: Callable[[], type[Any]], codec: str
-) -> None:
+def test_every_kind_of_class_can_be_upcast(registry: Registry, make: Callable[[], type[Any]], codec: str) -> None:
     cls = registry.event("order.placed", version=2, codec=codec)(make())
 
     @registry.upcaster(cls, from_version=1)
@@ -515,9 +507,7 @@ def test_a_failing_upcaster_is_a_decode_error_that_names_it(registry: Registry) 
     def stumble(fields: dict[str, Any]) -> dict[str, Any]:
         raise KeyError("secret")
 
-    with pytest.raises(
-        DecodeError, match=r"stumble of 'order.placed' from version 1 raised KeyError"
-    ) as raised:
+    with pytest.raises(DecodeError, match=r"stumble of 'order.placed' from version 1 raised KeyError") as raised:
         registry.type_of(cls).decode(b"{}", 1)
     assert "secret" not in str(raised.value)
 
@@ -558,9 +548,7 @@ def test_an_upcaster_defined_again_replaces_and_another_one_is_refused(registry:
     def other(fields: dict[str, Any]) -> dict[str, Any]:
         return fields
 
-    with pytest.raises(
-        UsageError, match=r"'order.placed' from version 1 is registered twice, .*add_total.*other"
-    ):
+    with pytest.raises(UsageError, match=r"'order.placed' from version 1 is registered twice, .*add_total.*other"):
         registry.upcaster(cls, from_version=1)(other)
 
 
@@ -597,9 +585,7 @@ def test_the_version_travels_in_a_header_unless_it_is_one(order: EventType[Any],
     assert version_of(first.headers) == 1
 
 
-@pytest.mark.parametrize(
-    "stated", [b"", b"0", b"-1", b"01", b"1.0", b" 1", b"1\n", b"1_0", b"x", b"9" * 10, b"\xff"]
-)
+@pytest.mark.parametrize("stated", [b"", b"0", b"-1", b"01", b"1.0", b" 1", b"1\n", b"1_0", b"x", b"9" * 10, b"\xff"])
 def test_a_version_that_is_no_number_is_a_decode_error(stated: bytes) -> None:
     with pytest.raises(DecodeError, match="'dataversion' is not a version number"):
         version_of({VERSION_HEADER: stated})

@@ -22,9 +22,9 @@ offsets = st.integers(0, SPACE)
 ranges = st.tuples(offsets, offsets).map(lambda bounds: Range(min(bounds), max(bounds)))
 range_sets = st.lists(ranges, max_size=8).map(RangeSet)
 anywhere = st.integers(0, OFFSET_END)
-wide_sets = st.lists(
-    st.tuples(anywhere, anywhere).map(lambda bounds: Range(min(bounds), max(bounds))), max_size=6
-).map(RangeSet)
+wide_sets = st.lists(st.tuples(anywhere, anywhere).map(lambda bounds: Range(min(bounds), max(bounds))), max_size=6).map(
+    RangeSet
+)
 
 
 def members(spans: RangeSet) -> set[int]:
@@ -53,9 +53,7 @@ def test_a_position_is_written_as_topic_partition_offset() -> None:
     assert sorted([Position("a", 1, 0), Position("a", 0, 9)])[0].partition == 0
 
 
-@given(
-    st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True), st.integers(0, 999), st.integers(0, 1 << 62)
-)
+@given(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True), st.integers(0, 999), st.integers(0, 1 << 62))
 def test_every_position_survives_being_written_and_read(topic: str, partition: int, offset: int) -> None:
     position = Position(topic, partition, offset)
     assert Position.parse(str(position)) == position
@@ -67,9 +65,7 @@ def test_a_position_that_lacks_a_part_is_refused_with_an_example(text: str) -> N
         Position.parse(text)
 
 
-@pytest.mark.parametrize(
-    "number", ["-1", "+1", "01", "1_0", " 1", "1\n", "x", "1@2", "1/2", "\N{FULLWIDTH DIGIT ONE}"]
-)
+@pytest.mark.parametrize("number", ["-1", "+1", "01", "1_0", " 1", "1\n", "x", "1@2", "1/2", "\N{FULLWIDTH DIGIT ONE}"])
 def test_a_position_is_read_only_as_it_is_written(number: str) -> None:
     for text in (f"orders/{number}@17", f"orders/0@{number}"):
         with pytest.raises(UsageError, match="is not a position"):
@@ -314,9 +310,7 @@ def test_any_bytes_are_the_one_form_of_a_range_set_or_an_integrity_error(data: b
 
 
 @given(range_sets | wide_sets, st.data())
-def test_changed_range_set_bytes_are_another_set_or_an_integrity_error(
-    spans: RangeSet, data: st.DataObject
-) -> None:
+def test_changed_range_set_bytes_are_another_set_or_an_integrity_error(spans: RangeSet, data: st.DataObject) -> None:
     written = spans.to_bytes()
     changed = mutate(written, data)
     try:
@@ -422,9 +416,7 @@ class BitmapAgainstSet(RuleBasedStateMachine):
         unset = self.bitmap.unset_in(Range(start, start + length))
         assert_canonical(unset)
         assert members(unset) == {
-            offset
-            for offset in range(start, start + length)
-            if offset >= self.start and offset not in self.settled
+            offset for offset in range(start, start + length) if offset >= self.start and offset not in self.settled
         }
 
     @invariant()
@@ -572,9 +564,7 @@ def test_bitmap_shows_where_it_is() -> None:
 # --- Bitmap as bytes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settled", "written"), [([], ""), ([10], "01"), ([11, 17], "82"), ([10, 26], "010001")]
-)
+@pytest.mark.parametrize(("settled", "written"), [([], ""), ([10], "01"), ([11, 17], "82"), ([10, 26], "010001")])
 def test_bitmap_bytes_are_as_specified(settled: list[int], written: str) -> None:
     bitmap = Bitmap(10)
     bitmap.set_many(int64(settled))
@@ -611,9 +601,7 @@ def test_bitmap_bytes_with_a_needless_zero_are_refused() -> None:
 
 
 @given(st.binary(max_size=12), st.integers(1, 80), offsets)
-def test_any_bytes_are_the_one_form_of_a_bitmap_or_an_integrity_error(
-    data: bytes, limit: int, start: int
-) -> None:
+def test_any_bytes_are_the_one_form_of_a_bitmap_or_an_integrity_error(data: bytes, limit: int, start: int) -> None:
     try:
         bitmap = Bitmap.from_bytes(start, data, limit=limit)
     except IntegrityError:
@@ -623,9 +611,7 @@ def test_any_bytes_are_the_one_form_of_a_bitmap_or_an_integrity_error(
 
 
 @given(st.lists(st.integers(0, 79)), st.data())
-def test_changed_bitmap_bytes_are_another_bitmap_or_an_integrity_error(
-    settled: list[int], data: st.DataObject
-) -> None:
+def test_changed_bitmap_bytes_are_another_bitmap_or_an_integrity_error(settled: list[int], data: st.DataObject) -> None:
     bitmap = Bitmap(limit=80)
     bitmap.set_many(int64(settled))
     changed = mutate(bitmap.to_bytes(), data)

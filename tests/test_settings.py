@@ -57,9 +57,7 @@ def message_of(
 
 
 def event_bytes(directory: Path, *, environ: str) -> int:
-    return resolve(
-        environ={EVENT_BYTES_VARIABLE: environ}, directory=directory
-    ).settings.limits.event_bytes_max
+    return resolve(environ={EVENT_BYTES_VARIABLE: environ}, directory=directory).settings.limits.event_bytes_max
 
 
 # --- defaults --------------------------------------------------------------------------------
@@ -108,9 +106,7 @@ PRECEDENCE = ("flag", "environment", "file")
 
 def values_of(name: str) -> st.SearchStrategy[object]:
     if isinstance(SETTINGS[name].default, int):
-        return st.integers(min_value=1, max_value=1 << 45) | st.integers(1, 64).map(
-            lambda number: number << 20
-        )
+        return st.integers(min_value=1, max_value=1 << 45) | st.integers(1, 64).map(lambda number: number << 20)
     return st.from_regex(r"(file:\./|penstock://u:p@)[a-z0-9_ é%-]{1,20}[a-z]", fullmatch=True)
 
 
@@ -138,9 +134,7 @@ def test_the_highest_source_that_gives_a_value_wins_and_the_origin_says_so(
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         config = directory / "penstock.toml"
-        config.write_text(
-            toml_of({name: by["file"] for name, by in sources.items() if "file" in by}), "utf-8"
-        )
+        config.write_text(toml_of({name: by["file"] for name, by in sources.items() if "file" in by}), "utf-8")
         flags: dict[str, object] = {name: by.get("flag") for name, by in sources.items()}
         environ: dict[str, str] = {}
         where = {name: {"flag": f"--{name}", "file": f"{config}:{name}"} for name in SETTINGS}
@@ -223,9 +217,7 @@ def test_the_file_is_searched_in_the_directory_only_and_not_above_it(tmp_path: P
 
 
 @pytest.mark.parametrize("by_flag", [True, False])
-def test_the_file_may_be_named_by_flag_or_variable_and_replaces_the_searched_one(
-    tmp_path: Path, by_flag: bool
-) -> None:
+def test_the_file_may_be_named_by_flag_or_variable_and_replaces_the_searched_one(tmp_path: Path, by_flag: bool) -> None:
     (tmp_path / "penstock.toml").write_text("unknown = 1")
     other = tmp_path / "other.toml"
     other.write_text('url = "memory:"')
@@ -263,9 +255,7 @@ WRONG_SIZES += ["0x10", "١٢", "true", "9" * 5_000]
 
 
 @pytest.mark.parametrize("text", WRONG_SIZES)
-def test_a_wrong_size_is_refused_with_its_name_value_place_and_what_is_allowed(
-    tmp_path: Path, text: str
-) -> None:
+def test_a_wrong_size_is_refused_with_its_name_value_place_and_what_is_allowed(tmp_path: Path, text: str) -> None:
     message = message_of(environ={EVENT_BYTES_VARIABLE: text}, directory=tmp_path)
     assert EVENT_BYTES in message
     assert repr(text) in message
@@ -413,9 +403,7 @@ def test_a_group_that_is_no_table_is_refused_with_the_way_to_write_it(tmp_path: 
 
 def test_an_unknown_flag_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     message = message_of({"limits.header_max": 5}, directory=tmp_path)
-    assert (
-        message == "there is no setting 'limits.header_max' in the flags; did you mean 'limits.headers_max'?"
-    )
+    assert message == "there is no setting 'limits.header_max' in the flags; did you mean 'limits.headers_max'?"
 
 
 def test_an_unknown_environment_variable_is_only_a_warning_with_the_nearest_name(
@@ -439,9 +427,7 @@ def test_an_unknown_environment_variable_is_only_a_warning_with_the_nearest_name
     assert "hunter2" not in caplog.text
 
 
-def test_known_environment_variables_cause_no_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_known_environment_variables_cause_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "penstock.toml").write_text("")
     (tmp_path / "size").write_text("5")
     environ = {

@@ -31,9 +31,7 @@ class AllowlistContract(Contract):
         return ContractCheck(kept=not found, metadata={"found": found})
 
     def _is_allowed(self, imported: str, *, inside: str) -> bool:
-        return any(
-            imported == allowed or imported.startswith(f"{allowed}.") for allowed in (inside, *self.allowed)
-        )
+        return any(imported == allowed or imported.startswith(f"{allowed}.") for allowed in (inside, *self.allowed))
 
     def render_broken_contract(self, check: ContractCheck) -> None:
         for line in check.metadata["found"]:

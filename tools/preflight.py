@@ -15,9 +15,7 @@ def main():  # type: ignore[no-untyped-def] # annotations would not parse where 
         return (
             "Penstock needs Python 3.11 or newer; this is {}.{} ({}).\n"
             "Install one (Debian and Ubuntu: apt-get install python3 python3-venv; macOS: brew install python)\n"
-            "and name it: make setup PYTHON=python3.12".format(
-                sys.version_info[0], sys.version_info[1], sys.executable
-            )
+            "and name it: make setup PYTHON=python3.12".format(sys.version_info[0], sys.version_info[1], sys.executable)
         )
     if os.name == "nt":
         return "Penstock's development set-up runs on Linux and macOS. On Windows use WSL."

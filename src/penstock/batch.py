@@ -25,6 +25,7 @@ from penstock.clock import us_to_datetime
 from penstock.errors import InvalidEvent, UsageError, did_you_mean
 from penstock.events import Event
 from penstock.offsets import Position, Range
+from penstock.producers import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,24 +48,6 @@ STORED_SCHEMA: Final = pa.schema(
 
 NEVER: Final = np.iinfo(np.int64).max
 """The expiry of an event that does not expire."""
-
-
-class Run(NamedTuple):
-    """Consecutive events of one producer: what makes a repeated publish recognisable.
-
-    Sequences of a producer only increase; holes between runs are allowed. `digest` is
-    `columns.digest` of exactly these events.
-    """
-
-    producer: bytes
-    epoch: int
-    first_sequence: int
-    count: int
-    digest: int
-
-    def derived_id(self, index: int) -> str:
-        """Return the id of the run's event number `index` if its publisher gave none."""
-        return f"{self.producer.hex()}-{self.first_sequence + index}"
 
 
 class Place(NamedTuple):
@@ -137,9 +120,7 @@ class Batch:
             "content_type": content_type,
             "headers": headers,
         }
-        arrays = {
-            name: cols.column(name, values, count) for name, values in given.items() if values is not None
-        }
+        arrays = {name: cols.column(name, values, count) for name, values in given.items() if values is not None}
         return cls(cols.assemble({**arrays, "data": payload}))
 
     @classmethod
@@ -283,7 +264,7 @@ class Batch:
     def _derived_ids(self) -> pa.Array:
         parts = []
         for run in self.runs:
-            sequences = pa.array(np.arange(run.first_sequence, run.first_sequence + run.count))
+            sequences = pa.array(np.arange(run.first_sequence, run.first_sequence + run.length))
             parts.append(pc.binary_join_element_wise(run.producer.hex(), sequences.cast(pa.string()), "-"))
         if not parts:
             return pa.nulls(len(self), pa.string())
@@ -323,9 +304,7 @@ class Batch:
 
     def slots(self) -> npt.NDArray[np.int32]:
         """Return the `key_shared` slot of each event; without a key it is the partition modulo 64."""
-        return self._lanes(
-            cols.SLOT_SEED, cols.SLOTS, (self.place.partition if self.place else 0) % cols.SLOTS
-        )
+        return self._lanes(cols.SLOT_SEED, cols.SLOTS, (self.place.partition if self.place else 0) % cols.SLOTS)
 
     def _lanes(self, seed: int, modulus: int, keyless: int) -> npt.NDArray[np.int32]:
         hashes, present = self.key_hashes(seed)
@@ -355,7 +334,7 @@ class Batch:
             # Arrow builds a time zone object per timestamp (5 µs each); integers cost nothing.
             stored = (array.cast(pa.int64()) if array.type == cols.TIMESTAMP else array).to_pylist()
         if name == "id" and self.runs:
-            derived = (run.derived_id(index) for run in self.runs for index in range(run.count))
+            derived = (run.derived_id(index) for run in self.runs for index in range(run.length))
             return list(derived) if stored is None else [a or b for a, b in zip(stored, derived, strict=True)]
         return stored
 
@@ -470,8 +449,8 @@ def _slice_runs(runs: tuple[Run, ...], skip: int, count: int) -> tuple[Run, ...]
     """Return the runs of `count` events after the first `skip`; a cut run keeps its digest of the whole."""
     kept = []
     for run in runs:
-        first, last = max(skip, 0), min(skip + count, run.count)
+        first, last = max(skip, 0), min(skip + count, run.length)
         if first < last:
-            kept.append(run._replace(first_sequence=run.first_sequence + first, count=last - first))
-        skip -= run.count
+            kept.append(run._replace(first_sequence=run.first_sequence + first, length=last - first))
+        skip -= run.length
     return tuple(kept)

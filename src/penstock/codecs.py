@@ -138,9 +138,7 @@ class _MsgspecCodec:
                 _refuse_nan(plain)
         except Exception as error:  # noqa: BLE001 - whatever a value holds, there is one kind of failure
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else _shorten(error)
-            raise EncodeError(
-                f"{type(value).__qualname__} cannot be written as {self.name}: {reason}"
-            ) from None
+            raise EncodeError(f"{type(value).__qualname__} cannot be written as {self.name}: {reason}") from None
         return data
 
     def decode(self, data: bytes, cls: type[T]) -> T:
@@ -268,9 +266,7 @@ def _validate_json(cls: type[Any], data: bytes) -> Any:
         # Types and locations only: pydantic's own text quotes the input.
         names = _declared_names(cls)
         facts = error.errors(include_url=False, include_context=False, include_input=False)[:3]
-        raise _Refused(
-            "; ".join(f"{fact['type']} at `{_path(fact['loc'], names)}`" for fact in facts)
-        ) from None
+        raise _Refused("; ".join(f"{fact['type']} at `{_path(fact['loc'], names)}`" for fact in facts)) from None
 
 
 def _path(location: Iterable[int | str], names: set[str]) -> str:
@@ -342,9 +338,7 @@ def register_codec(codec: Codec, *aliases: str) -> None:
     with _lock:
         for known in (_by_name.get(codec.name), *map(_by_media_type.get, media_types)):
             if known is not None and _place(known) != _place(codec):
-                raise UsageError(
-                    f"codec {_place(codec)} would replace {known.name!r}, which is {_place(known)}"
-                )
+                raise UsageError(f"codec {_place(codec)} would replace {known.name!r}, which is {_place(known)}")
         _by_name[codec.name] = codec
         _by_media_type.update(dict.fromkeys(media_types, codec))
 
@@ -386,9 +380,7 @@ def _place(codec: Codec) -> str:
 
 
 _JSON = _JsonCodec("json", "application/json", msgspec.json.Encoder, msgspec.json.Decoder)
-_MSGPACK = _MsgspecCodec(
-    "msgpack", "application/vnd.msgpack", msgspec.msgpack.Encoder, msgspec.msgpack.Decoder
-)
+_MSGPACK = _MsgspecCodec("msgpack", "application/vnd.msgpack", msgspec.msgpack.Encoder, msgspec.msgpack.Decoder)
 register_codec(_JSON)
 register_codec(_MSGPACK, "application/msgpack", "application/x-msgpack")
 register_codec(_RawCodec())

@@ -112,9 +112,7 @@ def _kind(arrow_type: pa.DataType) -> str:
 def assemble(columns: dict[str, pa.Array]) -> pa.RecordBatch:
     """Put columns into canonical order and leave out those without a value."""
     names = [
-        name
-        for name in NAMES
-        if name in columns and (name == "data" or columns[name].null_count < len(columns[name]))
+        name for name in NAMES if name in columns and (name == "data" or columns[name].null_count < len(columns[name]))
     ]
     batch = pa.RecordBatch.from_arrays([columns[name] for name in names], schema=schema_of(mask_of(names)))
     if batch.nbytes > BODY_BYTES_MAX:
@@ -131,9 +129,7 @@ def adopt(batch: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
         raise InvalidEvent("an event column is there twice")
     if "data" not in batch.column_names:
         raise InvalidEvent("the column 'data' is missing")
-    columns = assemble(
-        {name: column(name, batch.column(name), batch.num_rows) for name in batch.column_names}
-    )
+    columns = assemble({name: column(name, batch.column(name), batch.num_rows) for name in batch.column_names})
     try:
         columns.validate(full=True)
         _check_rules(columns)
@@ -254,9 +250,7 @@ def _check_envelope(data: memoryview, schema: pa.Schema) -> None:
         raise InvalidBatch("the body is compressed or holds views; Penstock writes neither")
     nodes = sum(4 if pa.types.is_map(field.type) else 1 for field in schema)
     if table.vector_length(record, 1) != nodes:
-        raise InvalidBatch(
-            f"the message has {table.vector_length(record, 1)} columns, {nodes} were announced"
-        )
+        raise InvalidBatch(f"the message has {table.vector_length(record, 1)} columns, {nodes} were announced")
     if not 0 <= table.scalar(record, 0, "<q") <= len(data):
         raise InvalidBatch("the number of events is impossible for this many bytes")
 
@@ -354,9 +348,7 @@ def times(array: pa.Array, absent: int) -> npt.NDArray[np.int64]:
     return np.where(present, values, absent)
 
 
-def key_hashes(
-    batch: pa.RecordBatch, seed: int
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
+def key_hashes(batch: pa.RecordBatch, seed: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
     """Return `xxh64(key, seed)` of each event, and which events have a key (None: all have one)."""
     if "key" not in batch.schema.names:
         return np.zeros(batch.num_rows, np.uint64), np.zeros(batch.num_rows, np.bool_)

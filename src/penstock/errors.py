@@ -25,6 +25,7 @@
         + StoreFull                the store's limit is reached; nothing was written
         + StoreClosed              the store was used after it was closed
         + TopicDeleted             this handle's topic was deleted, perhaps created anew
+        + UnknownSubscription      no such subscription, or not any more
         + OffsetOutOfRange
           . Trimmed                the offset is below what retention kept
           . BeyondEnd              the offset is above the end: the log was truncated
@@ -256,6 +257,15 @@ class TopicDeleted(StoreError):
         self.log_id = log_id
 
 
+class UnknownSubscription(StoreError):
+    """Raised when a subscription does not exist, or was deleted meanwhile. Nothing was written."""
+
+    def __init__(self, log_id: str, name: str) -> None:
+        super().__init__(f"log {log_id} has no subscription {name!r}; if it had one, it was deleted meanwhile")
+        self.log_id = log_id
+        self.name = name
+
+
 class OffsetOutOfRange(StoreError):
     """Raised when an offset is not in the log. `first` and `end` are the bounds that are."""
 
@@ -272,9 +282,7 @@ class Trimmed(OffsetOutOfRange):
     @classmethod
     def at(cls, where: object, offset: int, first: int, end: int) -> Self:
         """Build the error for `offset` of a log that now begins at `first`."""
-        return cls(
-            f"{where}: offset {offset} was trimmed; the log holds [{first}, {end})", offset, first, end
-        )
+        return cls(f"{where}: offset {offset} was trimmed; the log holds [{first}, {end})", offset, first, end)
 
 
 class BeyondEnd(OffsetOutOfRange):
@@ -312,7 +320,7 @@ class ProducerConflict(ProducerRefused):
 
 
 class ProducerExpired(ProducerRefused):
-    """Raised when a known producer was forgotten, so that a repeat cannot be told from news."""
+    """Raised when a producer may have been forgotten, so that a repeat cannot be told from news."""
 
 
 class ProducerFenced(ProducerRefused):

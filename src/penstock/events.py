@@ -210,9 +210,7 @@ class EventType(Generic[T]):
     def encode(self, value: T) -> bytes:
         """Return the bytes of `value`, which must be of exactly this class: a subclass has more to say."""
         if type(value) is not self.cls:
-            raise EncodeError(
-                f"{type(value).__qualname__} is not {self.cls.__qualname__}, event {self.name!r}"
-            )
+            raise EncodeError(f"{type(value).__qualname__} is not {self.cls.__qualname__}, event {self.name!r}")
         return self.codec.encode(value)
 
     def decode(self, data: bytes, version: int, content_type: str | None = None) -> T:

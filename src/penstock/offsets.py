@@ -481,7 +481,5 @@ class Bitmap:
         span = 8 * (len(data) - 1) + data[-1].bit_length()
         if span > min(limit, OFFSET_END - start):
             raise IntegrityError(f"a bitmap at {start} spans {span:,} offsets, the limit is {limit:,}")
-        bitmap.set_many(
-            np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")) + start
-        )
+        bitmap.set_many(np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")) + start)
         return bitmap

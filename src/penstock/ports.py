@@ -13,7 +13,8 @@ Each docstring is the contract, and `penstock.testing.conformance` tests it. Wha
   the old one gets `TopicDeleted`.
 * **Bounded.** What grows has a limit, and beyond it `StoreFull` is raised before anything is written.
 * **`close()`** flushes nothing, because nothing that returned was left unflushed; afterwards every call
-  raises `StoreClosed`. Closing twice is allowed.
+  raises `StoreClosed`, but for `Notifier.notify`, which never raises. Closing twice is allowed.
+* **A partition that a topic does not have** is a `UsageError`, and nothing of the call was done.
 
 Times are microseconds since 1970 UTC where an event or a person sees them, and seconds of the store's own
 monotonic clock for leases, so that a jump of the wall clock expires nothing.
@@ -28,16 +29,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.batch import Batch, Run
+from penstock.batch import Batch
 from penstock.errors import ProducerRefused, StoreError
 from penstock.events import Event
 from penstock.offsets import Gap, Range
+from penstock.producers import Run
 
 PRODUCER_RUNS_KEPT = 64
 """So many last runs of a producer are answered with their offsets when they are repeated."""
 
 PRODUCER_IDLE_SECONDS = 7 * 24 * 3600.0
-"""A producer that was silent for longer is forgotten, and then refused."""
+"""A process's producer that was silent for longer is forgotten, and then refused."""
 
 
 PRODUCER_HOLES_MAX = 1024
@@ -51,10 +53,10 @@ class Partition(NamedTuple):
     """One partition of one log."""
 
     log_id: str
-    index: int
+    number: int
 
     def __str__(self) -> str:
-        return f"{self.log_id}/{self.index}"
+        return f"{self.log_id}/{self.number}"
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +81,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def partitions(self) -> list[Partition]:
         """Its partitions, in order."""
-        return [Partition(self.log_id, index) for index in range(self.settings.partitions)]
+        return [Partition(self.log_id, number) for number in range(self.settings.partitions)]
 
 
 class Appended(NamedTuple):
@@ -110,7 +112,10 @@ class Log(Protocol):
         """Create a topic, or return it if it exists with these settings; else `TopicMismatch`."""
 
     def delete_topic(self, log_id: str) -> None:
-        """Delete a topic with its events, subscriptions and all their state. `TopicDeleted` if it is gone."""
+        """Delete a topic with its events, subscriptions, all their state, and what is scheduled for it.
+
+        `TopicDeleted` if it is gone.
+        """
 
     def topics(self) -> list[TopicInfo]:
         """Return all topics by name, internal ones included."""
@@ -118,13 +123,16 @@ class Log(Protocol):
     def append(self, partition: Partition, batch: Batch, runs: Sequence[Run]) -> list[Appended]:
         """Append the batch's events, which `runs` cover exactly and in order; one answer per run.
 
-        The runs that are accepted get consecutive offsets, in their order, and become readable together.
-        A run that was stored before is not stored again: it is answered with its first offsets and
-        `duplicate`. A producer begins at sequence 0; holes are allowed; a sequence is stored at most once.
-        Refused, with nothing written for that run:
+        The runs that are accepted get consecutive offsets, in their order, and become readable together;
+        then the store's notifier is told. A run that was stored before is not stored again: it is answered
+        with its first offsets and `duplicate`. Sequences may have holes, and a hole may be filled later; a
+        sequence is stored at most once. Refused, with nothing written for that run:
 
         * `ProducerConflict`: a sequence is taken by other content, or a run overlaps one in part;
-        * `ProducerExpired`: the producer is not known, and this is not its sequence 0;
+        * `ProducerExpired`: nobody can tell whether it is a repeat. Either its process is not known here and
+          was born more than `PRODUCER_IDLE_SECONDS` ago, so it may have been forgotten; or it has more than
+          `PRODUCER_HOLES_MAX` holes, and this sequence is below those still known. A lasting producer (see
+          `penstock.producers`) is never forgotten;
         * `ProducerFenced`: its epoch is lower than the producer's last.
         """
 
@@ -133,7 +141,8 @@ class Log(Protocol):
     ) -> list[Batch | Gap]:
         """Read from offset `start` on; what comes first begins exactly there, and nothing is left out.
 
-        Returns at least one event if there is one, then as many as fit. Empty at the end of the log.
+        Returns at least one event if there is one, then as many as fit, `bytes_max` being the sum of their
+        `Batch.sizes`. Empty at the end of the log.
         `Trimmed` below its beginning, `BeyondEnd` above its end; a client is never moved in silence.
         The result of a range never changes. Only durable events are returned.
         """
@@ -154,8 +163,8 @@ class Log(Protocol):
     def trim(self, partition: Partition, before: int, *, force: bool = False) -> int:
         """Remove events below `before`, perhaps fewer, and return the new beginning.
 
-        `TrimRefused` if a protected subscription has not passed them, unless forced; `BeyondEnd` above
-        the end.
+        `TrimRefused` if a protected subscription has not passed them, unless forced: one of its cursors of
+        this partition is below `before`, or it has none here. `BeyondEnd` above the end.
         """
 
 
@@ -209,6 +218,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     stop: int | None = None
     """Where a claimed range ends, in mode `shared`."""
     updated_at: int = 0
+    """When it was committed; the store says."""
 
 
 ParkedState = Literal["waiting", "dead", "done"]
@@ -221,7 +231,7 @@ class Parked(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     state: ParkedState
     lane: int
-    """The hash of its key, or its partition's number if it has none."""
+    """The hash of its key as a signed number of 64 bits, or its partition's number if it has none."""
     event: Event
     due_at: int = 0
     """When a waiting one is to be delivered, in microseconds."""
@@ -265,8 +275,12 @@ class Settlement(NamedTuple):
 class Cursors(Protocol):
     """Subscriptions and their progress."""
 
-    def put_subscription(self, subscription: Subscription) -> None:
-        """Create a subscription, or replace what it says of itself; its cursors stay."""
+    def put_subscription(self, subscription: Subscription, cursors: Sequence[Cursor] = ()) -> None:
+        """Create a subscription with its first cursors, as one; or replace what it says of itself.
+
+        Give a cursor for every shard that it will have: retention protects what a cursor has not passed, and
+        a shard without one is nobody's. Cursors that are there already stay as they are.
+        """
 
     def delete_subscription(self, log_id: str, name: str) -> bool:
         """Delete a subscription with its cursors and parked rows; False if there is none."""
@@ -286,7 +300,7 @@ class Cursors(Protocol):
         A refused commit is answered with its error, nothing of it is written, and the others go on:
         `Fenced` for a stale epoch, `StaleCursor` for a cursor that would move back within its
         generation or to a lower one, `BeyondEnd` for one past the end of the log, `StoreFull` for parked
-        rows over the limit, `TopicDeleted` for a log or subscription that is gone.
+        rows over the limit, `TopicDeleted` and `UnknownSubscription` for what is gone.
         """
 
     def settlements(self, limit: int) -> list[Settlement]:
@@ -327,7 +341,10 @@ class ParkedFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParkedRows(Protocol):
-    """Parked events: looked at, brought back, removed. They are added by `Cursors.commit` alone."""
+    """Parked events: looked at, brought back, removed. They are added by `Cursors.commit` alone.
+
+    A log or subscription that is gone has no rows, and that is no error.
+    """
 
     def page(
         self,
@@ -384,7 +401,7 @@ class Leases(Protocol):
         """Prolong those that are still held, in one step; those missing from the answer are lost."""
 
     def release(self, lease: Lease, *, clean: bool = True) -> None:
-        """Give it back; `LeaseLost` if somebody else has it by now. `clean`: nothing is in flight."""
+        """Give it back; `LeaseLost` if it is not held any more. `clean`: nothing is in flight."""
 
     def holder(self, name: str) -> Lease | None:
         """Return the lease as it is now held, or None."""
@@ -422,9 +439,9 @@ class Schedule(Protocol):
         """Return when the first row is due, claimed ones included, or None."""
 
     def claim(self, now: int, limit: int, fence: Fence) -> list[Scheduled]:
-        """Return rows that are due, each with producer and sequence, the same at every call.
+        """Return rows that are due by (due_at, id), each with a lasting producer and a sequence of its own.
 
-        `Fenced` if the lease's epoch is stale.
+        They are the same at every call. `Fenced` if the lease's epoch is stale.
         """
 
     def done(self, ids: Sequence[str], fence: Fence) -> None:
@@ -445,7 +462,7 @@ class Outbox(Protocol):
 
     @property
     def producer(self) -> bytes:
-        """The producer of all that leaves this outbox."""
+        """The lasting producer of all that leaves this outbox, to whichever partitions."""
 
     def stage(self, transaction: Any, rows: Sequence[Staged]) -> None:
         """Add rows inside the caller's transaction: they exist if and when it commits."""
@@ -487,7 +504,10 @@ class Manifests(Protocol):
         """
 
     def finish(self, sink: str, query: str, batch: int) -> None:
-        """Mark it done: its events are in the log. Repeating it changes nothing."""
+        """Mark it done: its events are in the log. Repeating it changes nothing.
+
+        `UsageError` if it was never prepared.
+        """
 
     def unfinished(self) -> list[Manifest]:
         """Return the manifests that are prepared and not done, oldest first: finish them."""

@@ -61,9 +61,7 @@ _SECRET_PARAMETER = re.compile(
 )
 
 # After a host comes a port, and a port is digits. Anything else is a password that lost its `@host`.
-_PASSWORD_AS_PORT = re.compile(
-    r"([a-z][a-z0-9+.-]*://[^:/?#,\[]*:)(?!\d*(?:[,/?#]|\Z)).*", re.IGNORECASE | re.DOTALL
-)
+_PASSWORD_AS_PORT = re.compile(r"([a-z][a-z0-9+.-]*://[^:/?#,\[]*:)(?!\d*(?:[,/?#]|\Z)).*", re.IGNORECASE | re.DOTALL)
 
 
 def redact_url(url: str) -> str:
@@ -217,9 +215,7 @@ def _build(group: Any, values: Mapping[str, Value], prefix: str = "") -> Any:
     parts: dict[str, Any] = {}
     for item in fields(group):
         name = prefix + item.name
-        parts[item.name] = (
-            values[name] if name in values else _build(item.default_factory, values, f"{name}.")
-        )
+        parts[item.name] = values[name] if name in values else _build(item.default_factory, values, f"{name}.")
     return group(**parts)
 
 

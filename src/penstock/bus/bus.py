@@ -67,9 +67,7 @@ class Bus:
         self._declared: dict[str, Topic[Any]] = {}
         for topic in topics:
             if self._declared.setdefault(topic.name, topic) is not topic:
-                raise UsageError(
-                    f"topic {topic.name!r} is declared twice; declare it once, with all its classes"
-                )
+                raise UsageError(f"topic {topic.name!r} is declared twice; declare it once, with all its classes")
         self._directory = TopicDirectory(self._declared, self._opened)
         self._opening = asyncio.Lock()
         self._backend: Local | None = None
@@ -130,7 +128,7 @@ class Bus:
                 settings = resolve({"url": self._given_url}).settings
             url = settings.url if self._given_url is None else self._given_url
             self._backend = Local(url, settings=settings, clock=self._clock, store=self._store)
-            self._publisher_ = Publisher(self._backend, self._directory, settings.limits)
+            self._publisher_ = Publisher(self._backend, self._directory, settings.limits, self._clock)
         return self._backend
 
     @property
@@ -208,9 +206,7 @@ class Bus:
             topic.check_batch(values)
             batch = values
         elif isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence):
-            raise InvalidEvent(
-                f"publish_batch takes a sequence of values or a Batch, not {type(values).__name__}"
-            )
+            raise InvalidEvent(f"publish_batch takes a sequence of values or a Batch, not {type(values).__name__}")
         else:
             batch = topic.to_batch(values, self._clock.time_us(), keys)
         return self._publisher.prepare(topic.name, topic.settings.partitions, batch)

@@ -17,10 +17,11 @@ from penstock.stores import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.batch import Batch, Run
+    from penstock.batch import Batch
     from penstock.clock import Clock
     from penstock.offsets import Gap, Range
     from penstock.ports import Appended, Partition, Store, TopicInfo, TopicSettings
+    from penstock.producers import Run
     from penstock.settings import Settings
 
 R = TypeVar("R")
@@ -31,9 +32,7 @@ THREADS = 4
 class Local:
     """A `Backend` over a store; it opens the store of `url`, or takes one that is open and not its own."""
 
-    def __init__(
-        self, url: str, *, settings: Settings, clock: Clock | None = None, store: Store | None = None
-    ) -> None:
+    def __init__(self, url: str, *, settings: Settings, clock: Clock | None = None, store: Store | None = None) -> None:
         self._url = url
         self._settings = settings
         self._clock = clock
@@ -65,9 +64,7 @@ class Local:
     async def _call(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
         if self._threads is None:
             return function(*args, **options)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, partial(function, *args, **options)
-        )
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **options))
 
     async def create_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
         return await self._call(self.store.log.create_topic, name, settings)
@@ -81,9 +78,7 @@ class Local:
     async def read(
         self, partition: Partition, start: int, *, bytes_max: int, events_max: int | None = None
     ) -> list[Batch | Gap]:
-        return await self._call(
-            self.store.log.read, partition, start, bytes_max=bytes_max, events_max=events_max
-        )
+        return await self._call(self.store.log.read, partition, start, bytes_max=bytes_max, events_max=events_max)
 
     async def bounds(self, partition: Partition) -> Range:
         return await self._call(self.store.log.bounds, partition)

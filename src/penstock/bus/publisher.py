@@ -17,7 +17,6 @@ goes on under a new one; a repeated attempt cannot, since nobody could tell whet
 from __future__ import annotations
 
 import asyncio
-import secrets
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, NoReturn
@@ -27,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock import columns as cols
-from penstock.batch import Batch, Run
+from penstock.batch import Batch
 from penstock.errors import (
     PartialPublish,
     PenstockError,
@@ -39,9 +38,11 @@ from penstock.errors import (
 )
 from penstock.offsets import Position, Range
 from penstock.ports import Appended, Backend, Partition, TopicInfo
+from penstock.producers import Run, process_producer
 
 if TYPE_CHECKING:
     from penstock.bus.directory import TopicDirectory
+    from penstock.clock import Clock
     from penstock.settings import Limits
 
 
@@ -73,9 +74,7 @@ class Receipt:
         following = {}
         for partition, offsets in self.offsets.items():
             if offsets is None:
-                raise UsageError(
-                    f"partition {partition} stored these events so long ago that it only knows the fact"
-                )
+                raise UsageError(f"partition {partition} stored these events so long ago that it only knows the fact")
             following[partition] = iter(offsets)
         return [Position(self.topic, index, next(following[index])) for index in self._partition_of.tolist()]
 
@@ -149,10 +148,10 @@ class Prepared:
 
 
 class _Producer:
-    """One producer of this process for one partition: 128 random bits, and the sequences given out."""
+    """A producer of this process for one partition, and the sequences given out."""
 
-    def __init__(self) -> None:
-        self.id = secrets.token_bytes(16)
+    def __init__(self, now_us: int) -> None:
+        self.id = process_producer(now_us)
         self.next_sequence = 0
 
     def run(self, batch: Batch) -> Run:
@@ -164,10 +163,11 @@ class _Producer:
 class Publisher:
     """Prepares publishes and sends them."""
 
-    def __init__(self, backend: Backend, topics: TopicDirectory, limits: Limits) -> None:
+    def __init__(self, backend: Backend, topics: TopicDirectory, limits: Limits, clock: Clock) -> None:
         self._backend = backend
         self._topics = topics
         self._limits = limits
+        self._clock = clock
         self._producers: dict[Partition, _Producer] = {}
         self._turn = count()
         self._sending = 0
@@ -228,15 +228,20 @@ class Publisher:
         partition = Partition(info.log_id, part.partition)
         first_attempt = part.run is None
         if part.run is None:
-            part.run = self._producers.setdefault(partition, _Producer()).run(part.batch)
+            part.run = self._producer(partition).run(part.batch)
         (answer,) = await self._backend.append(partition, part.batch, [part.run])
         if first_attempt and isinstance(answer.refused, ProducerExpired):
-            self._producers[partition] = _Producer()
-            part.run = self._producers[partition].run(part.batch)
+            del self._producers[partition]
+            part.run = self._producer(partition).run(part.batch)
             (answer,) = await self._backend.append(partition, part.batch, [part.run])
         if answer.refused is not None:
             raise answer.refused
         return answer
+
+    def _producer(self, partition: Partition) -> _Producer:
+        if partition not in self._producers:
+            self._producers[partition] = _Producer(self._clock.time_us())
+        return self._producers[partition]
 
 
 def _divide(batch: Batch, partition_of: npt.NDArray[np.int32]) -> list[tuple[int, Batch]]:

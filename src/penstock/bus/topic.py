@@ -148,9 +148,7 @@ class Topic(Generic[T]):
             # One class in the batch is the rule, and then a column is one value repeated.
             only = kinds[0] if len(classes) == 1 else None
             columns["type"] = only.name if only else [kind.name for kind in kinds]
-            columns["content_type"] = (
-                self._content_type(only) if only else [self._content_type(kind) for kind in kinds]
-            )
+            columns["content_type"] = self._content_type(only) if only else [self._content_type(kind) for kind in kinds]
             if any(self.types[cls].version > 1 for cls in classes):
                 columns["headers"] = [kind.headers for kind in kinds]
         if self.ttl_seconds is not None:
@@ -198,9 +196,7 @@ def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that were given, None meaning not given; an unknown name is an error."""
     for name in fields:
         if name not in EventFields.__annotations__:
-            raise UsageError(
-                f"an event has no field {name!r}{did_you_mean(name, EventFields.__annotations__)}"
-            )
+            raise UsageError(f"an event has no field {name!r}{did_you_mean(name, EventFields.__annotations__)}")
     return {name: value for name, value in fields.items() if value is not None}
 
 

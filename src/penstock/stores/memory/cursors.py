@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.errors import BeyondEnd, LeaseLost, StaleCursor, StoreError, TopicDeleted
+from penstock.errors import BeyondEnd, LeaseLost, StaleCursor, StoreError, TopicDeleted, UnknownSubscription, UsageError
 from penstock.ports import (
     Commit,
     Cursor,
@@ -36,15 +36,21 @@ class MemoryCursors:
         self._settlements: deque[Settlement] = deque()
         self._last_settlement = 0
 
-    def put_subscription(self, subscription: Subscription) -> None:
+    def put_subscription(self, subscription: Subscription, cursors: Sequence[Cursor] = ()) -> None:
+        key = (subscription.log_id, subscription.name)
+        if any(cursor.shard[:2] != key for cursor in cursors):
+            raise UsageError(f"a cursor is not of the subscription {subscription.name!r} that it was given with")
         with self._state:
             if subscription.log_id not in self._state.topics:
                 raise TopicDeleted(subscription.log_id)
-            key = (subscription.log_id, subscription.name)
+            new = [cursor for cursor in cursors if cursor.shard not in self._state.cursors]
+            for cursor in new:
+                self._check_cursor(cursor)
             self._state.check_rows(
                 len(self._state.subscriptions), int(key not in self._state.subscriptions), "subscription"
             )
             self._state.subscriptions[key] = subscription
+            self._put(new)
 
     def delete_subscription(self, log_id: str, name: str) -> bool:
         with self._state:
@@ -78,9 +84,7 @@ class MemoryCursors:
             self._check(commit)
         except StoreError as error:
             return error
-        now = self._state.clock.time_us()
-        for cursor in commit.cursors:
-            self._state.cursors[cursor.shard] = msgspec.structs.replace(cursor, updated_at=now)
+        self._put(commit.cursors)
         for shard in commit.finished:
             self._state.cursors.pop(shard, None)
         for row in commit.parked:
@@ -94,20 +98,28 @@ class MemoryCursors:
         state = self._state
         state.check_fence(commit.fence)
         for shard in _shards(commit):
-            if shard[:2] not in state.subscriptions:
+            if shard.log_id not in state.topics:
                 raise TopicDeleted(shard.log_id)
+            if shard[:2] not in state.subscriptions:
+                raise UnknownSubscription(*shard[:2])
         for cursor in commit.cursors:
-            log = state.partition(Partition(cursor.shard.log_id, cursor.shard.partition))
-            if cursor.next_offset > log.end:
-                raise BeyondEnd.at(cursor.shard, cursor.next_offset, log.first, log.end)
-            old = state.cursors.get(cursor.shard)
-            if old and (cursor.generation, cursor.next_offset) < (old.generation, old.next_offset):
-                raise StaleCursor(
-                    f"{cursor.shard} is at offset {old.next_offset} of generation {old.generation} already"
-                )
+            self._check_cursor(cursor)
         new_rows = {row.key for row in commit.parked} - state.parked.keys()
         state.check_rows(len(state.parked), len(new_rows), "parked")
         state.check_rows(len(self._settlements), int(bool(commit.settlement)), "settlement")
+
+    def _check_cursor(self, cursor: Cursor) -> None:
+        log = self._state.partition(Partition(cursor.shard.log_id, cursor.shard.partition))
+        if cursor.next_offset > log.end:
+            raise BeyondEnd.at(cursor.shard, cursor.next_offset, log.first, log.end)
+        old = self._state.cursors.get(cursor.shard)
+        if old and (cursor.generation, cursor.next_offset) < (old.generation, old.next_offset):
+            raise StaleCursor(f"{cursor.shard} is at offset {old.next_offset} of generation {old.generation} already")
+
+    def _put(self, cursors: Sequence[Cursor]) -> None:
+        now = self._state.clock.time_us()
+        for cursor in cursors:
+            self._state.cursors[cursor.shard] = msgspec.structs.replace(cursor, updated_at=now)
 
     def settlements(self, limit: int) -> list[Settlement]:
         with self._state:

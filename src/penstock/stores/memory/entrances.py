@@ -7,12 +7,12 @@ import threading
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import msgspec
 
 from penstock.errors import SinkConflict, UsageError
 from penstock.ports import Fence, Manifest, Partition, Scheduled, Staged
+from penstock.producers import lasting_producer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +27,8 @@ class MemorySchedule:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._rows: dict[str, Scheduled] = {}
-        self._producer = uuid4().bytes
+        self._rows = state.scheduled
+        self._producer = lasting_producer()
         self._next_sequence: dict[Partition, int] = {}
 
     def _ordered(self) -> list[Scheduled]:
@@ -95,7 +95,7 @@ class MemoryOutbox:
         self._state = state
         self._rows: deque[Staged] = deque()
         self._next_sequence = 0
-        self._producer = uuid4().bytes
+        self._producer = lasting_producer()
 
     @property
     def producer(self) -> bytes:
@@ -198,8 +198,6 @@ class MemoryNotifier:
 
         def stop() -> None:
             with self._lock:
-                self._callbacks = {
-                    key: kept for key, kept in self._callbacks.items() if key is not registration
-                }
+                self._callbacks = {key: kept for key, kept in self._callbacks.items() if key is not registration}
 
         return stop

@@ -11,7 +11,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from penstock.batch import Batch, Place, Run
+from penstock.batch import Batch, Place
 from penstock.errors import (
     BeyondEnd,
     ProducerConflict,
@@ -35,6 +35,7 @@ from penstock.ports import (
     TopicInfo,
     TopicSettings,
 )
+from penstock.producers import Run, born_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,31 +60,32 @@ class Producer:
 
     def answer(self, run: Run) -> Appended | None:
         """Return the answer to a run that must not be stored, or None for news."""
-        wanted = Range(run.first_sequence, run.first_sequence + run.count)
+        wanted = Range(run.first_sequence, run.end_sequence)
         if run.epoch < self.epoch:
-            return _refuse(
-                ProducerFenced, run, f"has epoch {run.epoch}, which is over: it is {self.epoch} now"
-            )
+            return _refuse(ProducerFenced, run, f"has epoch {run.epoch}, which is over: it is {self.epoch} now")
         if wanted.start >= self.end:
             return None
         if wanted.start < self.floor:
             return _refuse(ProducerExpired, run, "is too old to tell a repeat from news")
+        return self._answer_among_stored(run, wanted)
+
+    def _answer_among_stored(self, run: Run, wanted: Range) -> Appended | None:
         for stored, offsets in self.recent:
             if stored[2:] == run[2:]:
                 return Appended(offsets, duplicate=True)
-            if wanted.overlaps(Range(stored.first_sequence, stored.first_sequence + stored.count)):
+            if wanted.overlaps(Range(stored.first_sequence, stored.end_sequence)):
                 return _refuse(ProducerConflict, run, "is stored already, with other content")
         overlap = len(RangeSet([wanted]) & self.stored)
-        if overlap in {0, run.count}:
+        if overlap in {0, run.length}:
             return Appended(None, duplicate=True) if overlap else None
         return _refuse(ProducerConflict, run, "is stored already in part")
 
     def remember(self, run: Run, offsets: Range, now: float) -> None:
         self.epoch = run.epoch
         self.used_at = now
-        self.stored.add(Range(run.first_sequence, run.first_sequence + run.count))
+        self.stored.add(Range(run.first_sequence, run.end_sequence))
         self.recent.append((run, offsets))
-        self.end = max(self.end, run.first_sequence + run.count)
+        self.end = max(self.end, run.end_sequence)
         if self.stored.range_count > PRODUCER_HOLES_MAX:
             lowest = next(iter(self.stored))
             self.stored.discard(lowest)
@@ -91,10 +93,8 @@ class Producer:
 
 
 def _refuse(kind: type[ProducerRefused], run: Run, why: str) -> Appended:
-    last = run.first_sequence + run.count - 1
-    return Appended(
-        None, refused=kind(f"producer {run.producer.hex()}: sequence {run.first_sequence} to {last} {why}")
-    )
+    last = run.end_sequence - 1
+    return Appended(None, refused=kind(f"producer {run.producer.hex()}: sequence {run.first_sequence} to {last} {why}"))
 
 
 class PartitionLog:
@@ -109,15 +109,14 @@ class PartitionLog:
         self.times: list[int] = []  # the running maximum of the append times, so that it can be searched
         self.producers: dict[bytes, Producer] = {}
 
-    def answer(self, run: Run, now: float) -> Appended | None:
+    def answer(self, run: Run, now: float, wall_us: int) -> Appended | None:
         """Return the answer to a run that must not be stored, or None for news."""
         self._forget_idle(now)
         if run.producer in self.producers:
             return self.producers[run.producer].answer(run)
-        if run.first_sequence > 0:
-            return _refuse(
-                ProducerExpired, run, "comes from a producer that is not known here, or not any more"
-            )
+        born = born_at(run.producer)
+        if born is not None and wall_us - born > PRODUCER_IDLE_SECONDS * 1e6:
+            return _refuse(ProducerExpired, run, "is of a producer so old that it may have been forgotten")
         return None
 
     def append(self, block: Batch, run: Run, appended_at: int, now: float) -> None:
@@ -127,14 +126,13 @@ class PartitionLog:
         self.end = block.range.stop
         producer = self.producers.pop(run.producer, None) or Producer()
         producer.remember(run, block.range, now)
-        self.producers[run.producer] = producer  # at the end, so that the longest idle one comes first
+        # At the end, so that the longest idle one comes first; a lasting one is never looked at for that.
+        self.producers[run.producer] = producer
 
     def _forget_idle(self, now: float) -> None:
-        for producer in list(takewhile(lambda name: self._is_idle(name, now), self.producers)):
-            del self.producers[producer]
-
-    def _is_idle(self, producer: bytes, now: float) -> bool:
-        return now - self.producers[producer].used_at > PRODUCER_IDLE_SECONDS
+        mortal = (name for name in self.producers if born_at(name) is not None)
+        for name in list(takewhile(lambda name: now - self.producers[name].used_at > PRODUCER_IDLE_SECONDS, mortal)):
+            del self.producers[name]
 
 
 class MemoryHeads:
@@ -174,7 +172,7 @@ class MemoryLog:
             self._state.heads = np.append(self._state.heads, np.zeros(settings.partitions, np.int64))
             self._state.topics[info.log_id] = info
             for partition in info.partitions:
-                self._state.partitions[partition] = PartitionLog(slot + partition.index)
+                self._state.partitions[partition] = PartitionLog(slot + partition.number)
             return info
 
     def delete_topic(self, log_id: str) -> None:
@@ -188,27 +186,29 @@ class MemoryLog:
                 self._state.bytes -= sum(map(_cost, gone.blocks))
             for subscription in [key for key in self._state.subscriptions if key[0] == log_id]:
                 self._state.forget_subscription(*subscription)
+            for row in [row for row in self._state.scheduled.values() if row.log_id == log_id]:
+                del self._state.scheduled[row.id]
 
     def topics(self) -> list[TopicInfo]:
         with self._state:
             return sorted(self._state.topics.values(), key=lambda info: info.name)
 
     def append(self, partition: Partition, batch: Batch, runs: Sequence[Run]) -> list[Appended]:
-        covered = sum(run.count for run in runs)
-        if covered != len(batch) or batch.rows is not None or any(run.count < 1 for run in runs):
+        covered = sum(run.length for run in runs)
+        if covered != len(batch) or batch.rows is not None or any(run.length < 1 for run in runs):
             raise UsageError(f"the runs cover {covered} of {len(batch)} events; they must cover each once")
         with self._state:
             log = self._state.partition(partition)
-            now = self._state.clock.monotonic()
+            now, place = self._state.clock.monotonic(), self._place(partition)
             parts = _split(batch, runs)
             # What is refused now counts, too: an earlier run of this call may make its producer known.
-            cost = sum(_cost(part) for run, part in parts if not _is_repeat(log.answer(run, now)))
+            cost = sum(_cost(part) for run, part in parts if not _is_repeat(log.answer(run, now, place.appended_at)))
             if cost and self._state.bytes + cost > self._state.limits.bytes_max:
-                raise StoreFull(
-                    f"memory.bytes_max = {self._state.limits.bytes_max:,} is reached: trim, or raise it"
-                )
-            place = self._place(partition)
-            answers = [log.answer(run, now) or self._store(log, place, run, part, now) for run, part in parts]
+                raise StoreFull(f"memory.bytes_max = {self._state.limits.bytes_max:,} is reached: trim, or raise it")
+            answers = [
+                log.answer(run, now, place.appended_at) or self._store(log, place, run, part, now)
+                for run, part in parts
+            ]
             self._state.heads[log.slot] = log.end
         self._notifier.notify(partition)
         return answers
@@ -217,7 +217,7 @@ class MemoryLog:
         info = self._state.topics[partition.log_id]
         return Place(
             topic=info.name,
-            partition=partition.index,
+            partition=partition.number,
             appended_at=self._state.clock.time_us(),
             source=info.settings.source or f"penstock:{info.name}",
             content_type=info.settings.content_type,
@@ -291,12 +291,10 @@ class MemoryLog:
             mine = [
                 cursor.next_offset
                 for shard, cursor in cursors
-                if shard[:2] == (log_id, name) and shard.partition == partition.index
+                if shard[:2] == (log_id, name) and shard.partition == partition.number
             ]
             if (passed := min(mine, default=first)) < before:
-                raise TrimRefused(
-                    f"{partition}: subscription {name!r} has only passed offset {passed}, not {before}"
-                )
+                raise TrimRefused(f"{partition}: subscription {name!r} has only passed offset {passed}, not {before}")
 
 
 def _is_repeat(answer: Appended | None) -> bool:
@@ -306,8 +304,8 @@ def _is_repeat(answer: Appended | None) -> bool:
 def _split(batch: Batch, runs: Sequence[Run]) -> list[tuple[Run, Batch]]:
     parts, start = [], batch.start
     for run in runs:
-        parts.append((run, batch.slice(Range(start, start + run.count))))
-        start += run.count
+        parts.append((run, batch.slice(Range(start, start + run.length))))
+        start += run.length
     return parts
 
 

@@ -11,7 +11,7 @@ from penstock.errors import Fenced, StoreClosed, StoreFull, TopicDeleted, UsageE
 
 if TYPE_CHECKING:
     from penstock.clock import Clock
-    from penstock.ports import Cursor, Fence, Lease, Parked, Partition, Shard, Subscription, TopicInfo
+    from penstock.ports import Cursor, Fence, Lease, Parked, Partition, Scheduled, Shard, Subscription, TopicInfo
     from penstock.settings import MemorySettings
     from penstock.stores.memory.log import PartitionLog
 
@@ -31,6 +31,7 @@ class State:
         self.cursors: dict[Shard, Cursor] = {}
         self.parked: dict[tuple[str, str, int, int], Parked] = {}
         self.leases: dict[str, Lease] = {}
+        self.scheduled: dict[str, Scheduled] = {}
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -54,7 +55,7 @@ class State:
         found = self.partitions.get(partition)
         if found is None:
             if partition.log_id in self.topics:
-                raise UsageError(f"log {partition.log_id} has no partition {partition.index}")
+                raise UsageError(f"log {partition.log_id} has no partition {partition.number}")
             raise TopicDeleted(partition.log_id)
         return found
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from penstock import columns
-from penstock.batch import Batch, Run
+from penstock.batch import Batch
 from penstock.errors import PenstockError
 from penstock.events import Event
 from penstock.ports import (
@@ -24,6 +24,7 @@ from penstock.ports import (
     Subscription,
     TopicInfo,
 )
+from penstock.producers import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 PRODUCER = bytes(range(16))
 OTHER_PRODUCER = bytes(range(16, 32))
+"""Two lasting producers; those of processes are made by the clock of a test."""
+
 PLENTY = 1 << 26
 """A limit in bytes that no test reaches."""
 

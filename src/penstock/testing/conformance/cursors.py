@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock.clock import VirtualClock
-from penstock.errors import BeyondEnd, Fenced, StaleCursor, TopicDeleted, UsageError
+from penstock.errors import BeyondEnd, Fenced, StaleCursor, UnknownSubscription, UsageError
 from penstock.offsets import Bitmap
 from penstock.ports import (
     Commit,
@@ -88,6 +88,34 @@ class CursorsConformance(StoreOpening):
         assert store.cursors.subscriptions() == [changed]
         assert loaded(store, topic) == [cursor]
         assert len(store.parked.page(ParkedFilter(log_id=topic.log_id, subscription="billing"))) == 1
+
+    def test_a_subscription_is_created_with_its_first_cursors_and_later_ones_do_not_replace_them(
+        self, store: Store, topic: TopicInfo, partition: Partition
+    ) -> None:
+        fill(store, partition, 3)
+        first = [a_cursor(a_shard(topic, slot=slot), 1) for slot in range(2)]
+        subscription = Subscription(log_id=topic.log_id, name="billing", mode="key_shared")
+        store.cursors.put_subscription(subscription, first)
+        assert loaded(store, topic) == first
+        late = [a_cursor(a_shard(topic, slot=slot), 3) for slot in range(3)]
+        store.cursors.put_subscription(subscription, late)
+        assert loaded(store, topic) == [*first, late[2]]
+
+    def test_a_subscription_with_a_wrong_cursor_is_not_created(
+        self, store: Store, topic: TopicInfo, partition: Partition
+    ) -> None:
+        fill(store, partition, 3)
+        subscription = Subscription(log_id=topic.log_id, name="billing", mode="key_shared")
+        right = a_cursor(a_shard(topic), 1)
+        for wrong, kind in (
+            (a_cursor(a_shard(topic, slot=1), 4), BeyondEnd),
+            (a_cursor(a_shard(topic, name="audit"), 1), UsageError),
+            (a_cursor(a_shard(topic, partition=2), 0), UsageError),
+        ):
+            with pytest.raises(kind):
+                store.cursors.put_subscription(subscription, [right, wrong])
+            assert store.cursors.subscriptions() == []
+            assert loaded(store, topic) == []
 
     def test_a_deleted_subscription_takes_its_cursors_and_parked_rows_along_and_no_others(
         self, store: Store, topic: TopicInfo, partition: Partition
@@ -181,9 +209,9 @@ class CursorsConformance(StoreOpening):
         commit(store, a_cursor(a_shard(topic), 1))
         store.cursors.delete_subscription(topic.log_id, "billing")
         shard = a_shard(topic)
-        assert_refused(store, topic, a_cursor(shard, 2), TopicDeleted)
+        assert_refused(store, topic, a_cursor(shard, 2), UnknownSubscription)
         answers = store.cursors.commit([Commit(parked=(a_parked(shard, 0),)), Commit(finished=(shard,))])
-        assert [type(answer) for answer in answers] == [TopicDeleted, TopicDeleted]
+        assert [type(answer) for answer in answers] == [UnknownSubscription, UnknownSubscription]
         assert store.cursors.subscriptions() == []
 
     def test_a_commit_for_a_partition_that_the_topic_does_not_have_is_a_usage_error(

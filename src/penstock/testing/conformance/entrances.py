@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 from penstock.batch import Batch
-from penstock.errors import Fenced, SinkConflict, TopicDeleted
+from penstock.errors import Fenced, SinkConflict, TopicDeleted, UsageError
 from penstock.ports import (
     Appended,
     Manifest,
@@ -30,6 +31,7 @@ from penstock.testing.conformance.builders import (
 from penstock.testing.conformance.opening import StoreOpening, a_topic
 
 if TYPE_CHECKING:
+    from penstock.clock import VirtualClock
     from penstock.events import Event
 
 
@@ -93,8 +95,9 @@ class ScheduleConformance(StoreOpening):
         store.schedule.add([a_row(topic, "a", 10), a_row(topic, "b", 11), a_row(topic, "c", 9)])
         fence = acquired(store).fence
         assert store.schedule.claim(8, 10, fence) == []
-        assert {row.id for row in store.schedule.claim(10, 10, fence)} == {"a", "c"}
-        assert len(store.schedule.claim(11, 2, fence)) == 2
+        assert [row.id for row in store.schedule.claim(10, 10, fence)] == ["c", "a"]
+        assert [row.id for row in store.schedule.claim(11, 2, fence)] == ["c", "a"]
+        assert [row.id for row in store.schedule.claim(11, 10, fence)] == ["c", "a", "b"]
 
     def test_a_claim_is_the_same_at_every_call_whoever_makes_it(self, store: Store, topic: TopicInfo) -> None:
         rows = [a_row(topic, name, 5) for name in ("a", "b", "c")]
@@ -133,6 +136,17 @@ class ScheduleConformance(StoreOpening):
                 answer = moved(store, partition, row.event, row.producer, row.sequence)
                 assert (answer.refused, answer.duplicate) == (None, duplicate)
         assert [store.log.bounds(partition).stop for partition in topic.partitions] == [2, 2]
+
+    def test_a_schedule_that_was_silent_for_months_is_still_recognised(
+        self, store: Store, topic: TopicInfo, clock: VirtualClock
+    ) -> None:
+        store.schedule.add([a_row(topic, "a", 5)])
+        for duplicate in (False, True):
+            [row] = store.schedule.claim(5, 10, acquired(store).fence)
+            assert row.sequence is not None
+            answer = moved(store, topic.partitions[0], row.event, row.producer, row.sequence)
+            assert (answer.refused, answer.duplicate) == (None, duplicate)
+            clock.advance(timedelta(days=100))
 
     def test_a_stale_scheduler_is_fenced(self, store: Store, topic: TopicInfo) -> None:
         store.schedule.add([a_row(topic, "a", 5), a_row(topic, "b", 5)])
@@ -225,15 +239,28 @@ class OutboxConformance(StoreOpening):
         assert outbox.claim(10, fresh) == [row]
 
     def test_what_the_outbox_gives_out_can_be_appended_and_a_repeat_is_recognised(
-        self, store: Store, partition: Partition
+        self, store: Store, topic: TopicInfo
     ) -> None:
         outbox = outbox_of(store)
-        self.stage(store, b"one", b"two")
+        self.stage(store, b"one", b"two", b"three")
         for duplicate in (False, True):
-            for row in outbox.claim(10, acquired(store).fence):
+            # To whichever partitions: none of them sees all of the sequences.
+            for number, row in enumerate(outbox.claim(10, acquired(store).fence)):
+                partition = topic.partitions[number % 2]
                 answer = moved(store, partition, row.event, outbox.producer, row.sequence)
                 assert (answer.refused, answer.duplicate) == (None, duplicate)
-        assert store.log.bounds(partition).stop == 2
+        assert [store.log.bounds(partition).stop for partition in topic.partitions] == [2, 1]
+
+    def test_an_outbox_that_was_silent_for_months_is_still_recognised(
+        self, store: Store, partition: Partition, clock: VirtualClock
+    ) -> None:
+        outbox = outbox_of(store)
+        self.stage(store, b"one")
+        for duplicate in (False, True):  # appended, and then a crash before `done`
+            [row] = outbox.claim(10, acquired(store).fence)
+            answer = moved(store, partition, row.event, outbox.producer, row.sequence)
+            assert (answer.refused, answer.duplicate) == (None, duplicate)
+            clock.advance(timedelta(days=100))
 
 
 def a_manifest(batch: int, body: bytes = b"body", *, sink: str = "lake", query: str = "q") -> Manifest:
@@ -260,6 +287,10 @@ class ManifestsConformance(StoreOpening):
         done = msgspec.structs.replace(a_manifest(0, b"first"), done=True)
         assert store.manifests.prepare(a_manifest(0, b"second")) == done
         assert store.manifests.unfinished() == []
+
+    def test_a_manifest_that_was_never_prepared_cannot_be_finished(self, store: Store) -> None:
+        with pytest.raises(UsageError):
+            store.manifests.finish("lake", "q", 0)
 
     def test_unfinished_manifests_come_oldest_first(self, store: Store) -> None:
         prepared = [

@@ -123,3 +123,6 @@ class LeasesConformance(StoreOpening):
         with pytest.raises(LeaseLost):
             store.leases.release(old)
         assert store.leases.holder("lease") == new
+        store.leases.release(new)
+        with pytest.raises(LeaseLost):
+            store.leases.release(new)

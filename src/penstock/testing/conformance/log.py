@@ -122,7 +122,7 @@ class LogConformance(StoreOpening):
     ) -> None:
         batch = Batch.build([b"one", b"two"])
         run = a_run(batch)
-        for runs in ([], [run._replace(count=1)], [run._replace(count=3)], [run, run._replace(count=0)]):
+        for runs in ([], [run._replace(length=1)], [run._replace(length=3)], [run, run._replace(length=0)]):
             with pytest.raises(UsageError):
                 store.log.append(partition, batch, runs)
         assert store.log.bounds(partition) == Range(0, 0)

@@ -44,7 +44,7 @@ class ParkedRowsConformance(StoreOpening):
                 shard=shard,
                 offset=3,
                 state="dead",
-                lane=(1 << 64) - 1,  # an unsigned hash of 64 bits
+                lane=-(1 << 63),
                 event=an_event(b"\x00\xff"),
                 due_at=1,
                 attempts=4,

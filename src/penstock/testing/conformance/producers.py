@@ -14,7 +14,8 @@ from penstock.ports import (
     Store,
     TopicInfo,
 )
-from penstock.testing.conformance.builders import OTHER_PRODUCER, Part, a_part, append, fill, payloads
+from penstock.producers import lasting_producer, process_producer
+from penstock.testing.conformance.builders import OTHER_PRODUCER, PRODUCER, Part, a_part, append, fill, payloads
 from penstock.testing.conformance.opening import StoreOpening
 
 
@@ -134,10 +135,14 @@ class ProducersConformance(StoreOpening):
 
     # --- sequences -----------------------------------------------------------------------------
 
-    def test_a_producer_that_is_not_known_begins_at_sequence_0(self, store: Store, partition: Partition) -> None:
-        assert_refused(store, partition, a_part(b"later", first=1), ProducerExpired)
-        assert append(store, partition, a_part(b"begin")) == [Appended(Range(0, 1))]
-        assert append(store, partition, a_part(b"later", first=1)) == [Appended(Range(1, 2))]
+    def test_a_new_producer_may_begin_at_any_sequence(
+        self, store: Store, partition: Partition, clock: VirtualClock
+    ) -> None:
+        for number, producer in enumerate((PRODUCER, process_producer(clock.time_us()))):
+            later, earlier = (a_part(b"%d" % first, producer=producer, first=first) for first in (7, 2))
+            assert append(store, partition, later) == [Appended(Range(2 * number, 2 * number + 1))]
+            assert append(store, partition, earlier) == [Appended(Range(2 * number + 1, 2 * number + 2))]
+            assert append(store, partition, later)[0].duplicate
 
     def test_a_hole_in_the_sequences_is_allowed_and_filled_at_most_once(
         self, store: Store, partition: Partition
@@ -173,19 +178,41 @@ class ProducersConformance(StoreOpening):
     def test_a_producer_that_was_silent_for_7_days_is_remembered(
         self, store: Store, partition: Partition, clock: VirtualClock
     ) -> None:
-        part = a_part(b"one")
+        producer = process_producer(clock.time_us())
+        part = a_part(b"one", producer=producer)
         append(store, partition, part)
         clock.advance(PRODUCER_IDLE_SECONDS - 1)
         assert append(store, partition, part) == [Appended(Range(0, 1), duplicate=True)]
-        assert append(store, partition, a_part(b"two", first=1)) == [Appended(Range(1, 2))]
+        assert append(store, partition, a_part(b"two", producer=producer, first=1)) == [Appended(Range(1, 2))]
         clock.advance(PRODUCER_IDLE_SECONDS - 1)
         assert append(store, partition, part) == [Appended(Range(0, 1), duplicate=True)]
 
     def test_a_producer_that_was_silent_for_longer_is_refused(
         self, store: Store, partition: Partition, clock: VirtualClock
     ) -> None:
-        old = a_part(b"two", first=1)
-        append(store, partition, a_part(b"one"), old)
+        producer = process_producer(clock.time_us())
+        first, second, third = (a_part(b"%d" % number, producer=producer, first=number) for number in range(3))
+        append(store, partition, first, second)
         clock.advance(PRODUCER_IDLE_SECONDS + 1)
-        assert_refused(store, partition, old, ProducerExpired)
-        assert_refused(store, partition, a_part(b"three", first=2), ProducerExpired)
+        for part in (first, second, third):  # repeats or news: nobody can tell any more
+            assert_refused(store, partition, part, ProducerExpired)
+
+    def test_a_producer_that_was_born_long_ago_and_is_not_known_is_refused(
+        self, store: Store, partition: Partition, clock: VirtualClock
+    ) -> None:
+        producer = process_producer(clock.time_us())
+        clock.advance(PRODUCER_IDLE_SECONDS + 1)
+        assert_refused(store, partition, a_part(b"one", producer=producer), ProducerExpired)
+        reborn = process_producer(clock.time_us())
+        assert append(store, partition, a_part(b"one", producer=reborn)) == [Appended(Range(0, 1))]
+
+    def test_a_lasting_producer_is_never_forgotten(
+        self, store: Store, partition: Partition, clock: VirtualClock
+    ) -> None:
+        lasting, mortal = lasting_producer(), process_producer(clock.time_us())
+        part = a_part(b"one", producer=lasting)
+        append(store, partition, part, a_part(b"two", producer=mortal))
+        clock.advance(100 * PRODUCER_IDLE_SECONDS)
+        fill(store, partition, 1)
+        assert append(store, partition, part) == [Appended(Range(0, 1), duplicate=True)]
+        assert append(store, partition, a_part(b"more", producer=lasting, first=1)) == [Appended(Range(3, 4))]

@@ -6,7 +6,6 @@ can be, so that these tests have something to look at.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -177,6 +176,18 @@ class RetentionConformance(StoreOpening):
         assert_refused(store, partition, 7)
         assert store.log.trim(partition, 6) <= 6
 
+    def test_the_first_cursors_of_a_subscription_protect_before_any_progress(
+        self, store: Store, topic: TopicInfo, partition: Partition
+    ) -> None:
+        fill(store, partition, 10)
+        shards = [a_shard(topic, slot=slot) for slot in range(64)]
+        subscription = Subscription(log_id=topic.log_id, name="billing", mode="key_shared")
+        store.cursors.put_subscription(subscription, [a_cursor(shard, 2) for shard in shards])
+        commit(store, *(a_cursor(shard, 9) for shard in shards[1:]))
+        assert_refused(store, partition, 3)
+        commit(store, a_cursor(shards[0], 5))
+        assert_refused(store, partition, 6)
+
     def test_progress_in_one_partition_does_not_free_another(self, store: Store, topic: TopicInfo) -> None:
         zero, one = topic.partitions
         fill(store, zero, 3)
@@ -273,9 +284,23 @@ class RetentionConformance(StoreOpening):
         assert store.log.topics() == [other]
         assert [subscription.log_id for subscription in store.cursors.subscriptions()] == [other.log_id]
         assert len(store.parked.page(ParkedFilter(log_id=other.log_id, subscription="billing"))) == 1
-        with suppress(TopicDeleted):
-            assert store.parked.page(ParkedFilter(log_id=topic.log_id, subscription="billing")) == []
+        gone = ParkedFilter(log_id=topic.log_id, subscription="billing")
+        assert store.parked.page(gone) == store.parked.due(gone, 1 << 60) == []
+        assert store.parked.count(gone) == {"waiting": 0, "dead": 0, "done": 0}
+        assert store.parked.stamp(gone, "job") == store.parked.replay(gone, 0) == store.parked.purge(gone) == 0
         assert payloads(store, other.partitions[0]) == [b"0"]
+
+    def test_deleting_a_topic_removes_what_is_scheduled_for_it_and_nothing_else(
+        self, store: Store, topic: TopicInfo
+    ) -> None:
+        other = a_topic(store, "payments")
+        rows = [
+            Scheduled(id=where.name, log_id=where.log_id, partition=0, due_at=5, event=an_event())
+            for where in (topic, other)
+        ]
+        store.schedule.add(rows)
+        store.log.delete_topic(topic.log_id)
+        assert store.schedule.page() == rows[1:]
 
     def test_the_head_of_a_deleted_partition_is_minus_1(self, store: Store, topic: TopicInfo) -> None:
         other = a_topic(store, "payments").partitions[0]
