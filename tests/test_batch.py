@@ -16,6 +16,7 @@ from penstock.batch import NEVER, STORED_SCHEMA, UNTYPED, Batch, Place
 from penstock.errors import InvalidBatch, InvalidEvent, TooLarge, UsageError
 from penstock.events import Event
 from penstock.offsets import Position, Range
+from penstock.parsing import parse
 from penstock.producers import Run
 
 PLACE = Place(topic="orders", partition=3, appended_at=1_700_000_000_000_000, source="/shop", content_type="text/plain")
@@ -335,7 +336,7 @@ def test_a_time_that_python_cannot_say_is_refused() -> None:
         [array, pa.array([b"a"])], schema=cols.schema_of(cols.mask_of(["time", "data"]))
     )
     with pytest.raises(InvalidBatch, match="years 1 to 9999"):
-        cols.parse(record.serialize(), cols.mask_of(["time", "data"]))
+        parse(record.serialize(), cols.mask_of(["time", "data"]))
 
 
 # --- lanes, sizes, digests -------------------------------------------------------------------

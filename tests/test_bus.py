@@ -33,7 +33,7 @@ from penstock.errors import (
     UnknownTopic,
     UsageError,
 )
-from penstock.ports import Appended, Partition, TopicSettings
+from penstock.rows import Appended, Partition, TopicSettings
 from penstock.settings import Limits, MemorySettings, Settings
 from penstock.stores.memory import MemoryStore
 

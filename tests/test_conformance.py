@@ -21,7 +21,9 @@ from penstock import ports
 from penstock.clock import VirtualClock
 from penstock.errors import OffsetOutOfRange, PenstockError, ProducerExpired, StoreClosed, StoreFull, TopicMismatch
 from penstock.offsets import Range, RangeSet
-from penstock.ports import Appended, Capabilities, Commit, Manifest, ParkedFilter, Partition, Scheduled, Staged, Store
+from penstock.ports import Capabilities, Store
+from penstock.producers import PRODUCER_IDLE_SECONDS
+from penstock.rows import Appended, Commit, Manifest, ParkedFilter, Partition, Scheduled, Staged
 from penstock.settings import MemorySettings
 from penstock.stores.memory import MemoryStore
 from penstock.stores.memory.log import PartitionLog, Producer
@@ -308,7 +310,7 @@ def a_producer_must_begin_at_0(store: MemoryStore, right: Any, where: Partition,
 )
 def lasting_producers_are_forgotten(store: MemoryStore, right: Any, where: Partition, *args: Any) -> Any:
     producers, now = log_of(store, where).producers, store._state.clock.monotonic()
-    for name in [name for name, known in producers.items() if now - known.used_at > ports.PRODUCER_IDLE_SECONDS]:
+    for name in [name for name, known in producers.items() if now - known.used_at > PRODUCER_IDLE_SECONDS]:
         del producers[name]
     return right(where, *args)
 

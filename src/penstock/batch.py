@@ -25,6 +25,7 @@ from penstock.clock import us_to_datetime
 from penstock.errors import InvalidEvent, UsageError, did_you_mean
 from penstock.events import Event
 from penstock.offsets import Position, Range
+from penstock.parsing import parse
 from penstock.producers import Run
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class Batch:
         runs: tuple[Run, ...] = (),
     ) -> Self:
         """Parse untrusted bytes without copying them; `InvalidBatch` if anything about them is wrong."""
-        return cls(cols.parse(data, mask), start=start, place=place, runs=runs)
+        return cls(parse(data, mask), start=start, place=place, runs=runs)
 
     def to_bytes(self) -> pa.Buffer:
         """Return the columns as bytes for `from_bytes`; keep `mask` beside them."""

@@ -1,14 +1,9 @@
-"""The Arrow columns that events are made of: their schema, their bytes, their hashes.
+"""The Arrow columns that events are made of: their schema, building them, their sizes and hashes.
 
 Everything here works on whole columns. An event has ten columns, always in the order of `SCHEMA`; a
 column that no event of a batch uses is left out, and a bit mask says which ones are there. The bytes
 of a batch are one Arrow IPC record batch message without a schema: mask and message together are
-complete, and a thousand small batches do not carry a thousand schemas.
-
-**Bytes are not trusted.** `parse` refuses, before Arrow touches them, compressed bodies (30 kB can
-unpack to 900 MB), dictionaries, foreign column counts and lengths that do not add up; then Arrow checks
-every offset, length and UTF-8 byte; then the rules of events are checked. What comes out can be used
-without a further look. Parsing allocates nothing in proportion to a number that was merely claimed.
+complete, and a thousand small batches do not carry a thousand schemas. `penstock.parsing` reads them back.
 
 **The digest** names the content of a run of events whatever batch they stand in: it covers only columns
 with a value, so that merging publishers into one batch, which adds empty columns, does not change it.
@@ -19,7 +14,6 @@ Two seeds, because with one hash a consumer of few slots would see few partition
 
 from __future__ import annotations
 
-import struct
 from itertools import repeat
 from typing import Any, Final
 
@@ -29,6 +23,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import InvalidBatch, InvalidEvent, TooLarge, did_you_mean
+from penstock.hashing import SHORT_MAX, xxh64_short
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
@@ -57,12 +52,10 @@ PARTITION_SEED: Final = 0
 SLOT_SEED: Final = 1
 
 _BIT: Final = {name: 1 << position for position, name in enumerate(NAMES)}
-_MASK_ALL: Final = (1 << len(NAMES)) - 1
 _NO_TIME: Final = np.iinfo(np.int64).min
 _TIME_MIN: Final = -62_135_596_800_000_000  # what `datetime` can say: 0001-01-01 …
 _TIME_MAX: Final = 253_402_300_799_999_999  # … to the last microsecond of 9999
 _schemas: dict[int, pa.Schema] = {}
-_untyped: dict[int, pa.Schema] = {}
 
 
 # --- building --------------------------------------------------------------------------------
@@ -132,7 +125,7 @@ def adopt(batch: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     columns = assemble({name: column(name, batch.column(name), batch.num_rows) for name in batch.column_names})
     try:
         columns.validate(full=True)
-        _check_rules(columns)
+        check_rules(columns)
     except (pa.ArrowException, InvalidBatch) as error:
         raise InvalidEvent(f"these columns are not events: {error}") from None
     check_text(columns)
@@ -141,8 +134,8 @@ def adopt(batch: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
 
 def check_text(batch: pa.RecordBatch) -> None:
     """Refuse empty texts and control characters, which CloudEvents does not allow in attributes."""
-    for name, array in _texts(batch).items():
-        raw = _bytes_of(array)
+    for name, array in texts_of(batch).items():
+        raw = bytes_of(array)
         # In UTF-8 a byte below 0x80 is a character of its own, and U+0080 to U+009F are 0xC2 and one more.
         control = (raw < 0x20) | (raw == 0x7F)
         control[1:] |= (raw[:-1] == 0xC2) & (raw[1:] < 0xA0)
@@ -151,7 +144,7 @@ def check_text(batch: pa.RecordBatch) -> None:
             raise InvalidEvent(f"column {name!r}: a text is empty or has a control character in it")
 
 
-def _texts(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+def texts_of(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """Return the text columns, and the names of headers."""
     texts = {}
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
@@ -163,10 +156,24 @@ def _texts(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     return texts
 
 
-def _bytes_of(array: pa.Array) -> npt.NDArray[np.uint8]:
+def bytes_of(array: pa.Array) -> npt.NDArray[np.uint8]:
     """Return all bytes of a string or binary column, one event after the other, as a view."""
     offsets, data = offsets_of(array), array.buffers()[2]
     return np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+
+
+def check_rules(batch: pa.RecordBatch) -> None:
+    """Check what Arrow does not know: an event has data, a header has a value, a time can be said."""
+    names = batch.schema.names
+    if batch.column("data").null_count:
+        raise InvalidBatch("an event has no data (null); an empty payload is b''")
+    if "headers" in names and batch.column("headers").items.null_count:
+        raise InvalidBatch("a header has no value (null)")
+    for name in ("time", "expires_at"):
+        if name in names:
+            values = times(batch.column(name), 0)
+            if len(values) and (values.min() < _TIME_MIN or values.max() > _TIME_MAX):
+                raise InvalidBatch(f"a value of {name!r} is outside of the years 1 to 9999")
 
 
 def mask_of(names: list[str] | tuple[str, ...]) -> int:
@@ -182,123 +189,9 @@ def schema_of(mask: int) -> pa.Schema:
     return schema
 
 
-def _as_bytes(mask: int) -> pa.Schema:
-    """Return the schema of the same bytes with texts taken as bytes."""
-    schema = _untyped.get(mask)
-    if schema is None:
-        kinds = {pa.string(): pa.binary(), SCHEMA.field("headers").type: pa.map_(pa.binary(), pa.binary())}
-        fields = [(field.name, kinds.get(field.type, field.type)) for field in schema_of(mask)]
-        schema = _untyped[mask] = pa.schema(fields)
-    return schema
-
-
-# --- bytes -----------------------------------------------------------------------------------
-
-_RECORD_BATCH, _VERSION_5 = 3, 4  # org.apache.arrow.flatbuf: MessageHeader, MetadataVersion
-
-
 def serialize(batch: pa.RecordBatch) -> pa.Buffer:
     """Return the batch as one Arrow IPC message; `mask_of` its names must be kept beside it."""
     return batch.serialize()
-
-
-def parse(data: bytes | memoryview | pa.Buffer, mask: int) -> pa.RecordBatch:
-    """Return the batch in untrusted bytes without copying them, or raise `InvalidBatch`."""
-    if not 0 < mask <= _MASK_ALL or not mask & _BIT["data"]:
-        raise InvalidBatch(
-            f"column mask {mask:#x} is not one of this format: the writer is newer, or these are other bytes"
-        )
-    schema = schema_of(mask)
-    try:
-        view = memoryview(data)
-        _check_envelope(view, schema)
-        buffer = pa.py_buffer(view)
-        # Checking UTF-8 text by text is most of the cost. Texts are nearly always ASCII, which is told for a whole
-        # column at once; so everything else is checked with texts taken as bytes, and only then they are texts.
-        untyped = pa.ipc.read_record_batch(buffer, _as_bytes(mask))
-        untyped.validate(full=True)
-        batch = pa.ipc.read_record_batch(buffer, schema)
-        if not all(_bytes_of(array).max(initial=0) < 0x80 for array in _texts(batch).values()):
-            batch.validate(full=True)
-    except InvalidBatch:
-        raise
-    except (pa.ArrowException, struct.error, IndexError, ValueError, OverflowError, OSError) as error:
-        raise InvalidBatch(f"these bytes are not a batch of events: {error}") from None
-    _check_rules(batch)
-    return batch
-
-
-def _check_envelope(data: memoryview, schema: pa.Schema) -> None:
-    """Check what Arrow itself would accept or act upon: compression, lengths, the number of columns."""
-    if len(data) > BODY_BYTES_MAX + (1 << 20):
-        raise InvalidBatch(f"{len(data):,} bytes are more than any batch has ({BODY_BYTES_MAX:,})")
-    continuation, metadata_bytes = struct.unpack_from("<Ii", data, 0)
-    if continuation != 0xFFFFFFFF or not 0 < metadata_bytes <= len(data) - 8:
-        raise InvalidBatch("this is not an Arrow IPC message")
-    table = _Flatbuffer(data[8 : 8 + metadata_bytes])
-    message = table.root()
-    version, header_type = table.scalar(message, 0, "<h"), table.scalar(message, 1, "<B")
-    body_bytes = table.scalar(message, 3, "<q")
-    if version != _VERSION_5 or header_type != _RECORD_BATCH or table.field(message, 4):
-        raise InvalidBatch("this is an Arrow message, but not a plain record batch of format version 5")
-    if 8 + metadata_bytes + body_bytes != len(data):
-        raise InvalidBatch(
-            f"the message claims {body_bytes:,} bytes of body, {len(data) - 8 - metadata_bytes:,} are there"
-        )
-    record = table.follow(message, 2)
-    if table.field(record, 3) or table.field(record, 4):
-        raise InvalidBatch("the body is compressed or holds views; Penstock writes neither")
-    nodes = sum(4 if pa.types.is_map(field.type) else 1 for field in schema)
-    if table.vector_length(record, 1) != nodes:
-        raise InvalidBatch(f"the message has {table.vector_length(record, 1)} columns, {nodes} were announced")
-    if not 0 <= table.scalar(record, 0, "<q") <= len(data):
-        raise InvalidBatch("the number of events is impossible for this many bytes")
-
-
-class _Flatbuffer:
-    """The few steps through a flatbuffer that `_check_envelope` takes; each is checked against its end."""
-
-    def __init__(self, data: memoryview) -> None:
-        self.data = data
-
-    def root(self) -> int:
-        return int(struct.unpack_from("<I", self.data, 0)[0])
-
-    def field(self, table: int, number: int) -> int:
-        """Return where a field's value stands, or 0 where it has its default."""
-        vtable = table - struct.unpack_from("<i", self.data, table)[0]
-        if vtable < 0:
-            raise IndexError("a table points outside of the message")
-        if 4 + 2 * number >= struct.unpack_from("<H", self.data, vtable)[0]:
-            return 0
-        place = struct.unpack_from("<H", self.data, vtable + 4 + 2 * number)[0]
-        return int(table + place) if place else 0
-
-    def scalar(self, table: int, number: int, form: str) -> int:
-        place = self.field(table, number)
-        return int(struct.unpack_from(form, self.data, place)[0]) if place else 0
-
-    def follow(self, table: int, number: int) -> int:
-        place = self.field(table, number)
-        if not place:
-            raise IndexError("the message has no content")
-        return int(place + struct.unpack_from("<I", self.data, place)[0])
-
-    def vector_length(self, table: int, number: int) -> int:
-        return int(struct.unpack_from("<I", self.data, self.follow(table, number))[0])
-
-
-def _check_rules(batch: pa.RecordBatch) -> None:
-    """Check what Arrow does not know: an event has data, a header has a value."""
-    if batch.column("data").null_count:
-        raise InvalidBatch("an event has no data (null); an empty payload is b''")
-    if "headers" in batch.schema.names and batch.column("headers").items.null_count:
-        raise InvalidBatch("a header has no value (null)")
-    for name in ("time", "expires_at"):
-        if name in batch.schema.names:
-            values = times(batch.column(name), 0)
-            if len(values) and (values.min() < _TIME_MIN or values.max() > _TIME_MAX):
-                raise InvalidBatch(f"a value of {name!r} is outside of the years 1 to 9999")
 
 
 # --- sizes and hashes ------------------------------------------------------------------------
@@ -353,13 +246,13 @@ def key_hashes(batch: pa.RecordBatch, seed: int) -> tuple[npt.NDArray[np.uint64]
     if "key" not in batch.schema.names:
         return np.zeros(batch.num_rows, np.uint64), np.zeros(batch.num_rows, np.bool_)
     array = batch.column("key")
-    # One C call per key through `map` costs less than gathering the bytes into numpy words would.
-    present = None
-    if array.null_count:
-        present = array.is_valid().to_numpy(zero_copy_only=False)
-        array = array.fill_null(b"")
-    hashes = map(xxhash.xxh64_intdigest, array.to_pylist(), repeat(seed))
-    return np.fromiter(hashes, np.uint64, len(array)), present
+    present = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+    offsets = offsets_of(array).astype(np.int64)
+    lengths = np.diff(offsets)
+    if lengths.max(initial=0) <= SHORT_MAX:
+        return xxh64_short(bytes_of(array), offsets[:-1] - offsets[0], lengths, seed), present
+    keys = (array if present is None else array.fill_null(b"")).to_pylist()
+    return np.fromiter(map(xxhash.xxh64_intdigest, keys, repeat(seed)), np.uint64, len(array)), present
 
 
 def key_hash(key: bytes, seed: int) -> int:
@@ -394,7 +287,7 @@ def digest(batch: pa.RecordBatch) -> int:
 
 def _update_binary(state: Any, array: pa.Array) -> None:
     state.update(_lengths(array).tobytes())
-    state.update(_bytes_of(array).data)
+    state.update(bytes_of(array).data)
 
 
 def _lengths(array: pa.Array) -> npt.NDArray[np.int32]:

@@ -15,6 +15,15 @@ import secrets
 import uuid
 from typing import NamedTuple
 
+PRODUCER_RUNS_KEPT = 64
+"""So many last runs of a producer are answered with their offsets when they are repeated."""
+
+PRODUCER_IDLE_SECONDS = 7 * 24 * 3600.0
+"""A process's producer that was silent for longer is forgotten, and then refused."""
+
+PRODUCER_HOLES_MAX = 1024
+"""With more holes than this in a producer's sequences the oldest part is forgotten, and then refused."""
+
 _VERSION_7, _VARIANT = 0x7, 0b10
 
 

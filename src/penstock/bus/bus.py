@@ -28,7 +28,7 @@ from penstock.clock import Clock, SystemClock, datetime_to_us, seconds
 from penstock.errors import BusClosed, GapFound, InvalidEvent, UnknownTopic, UsageError
 from penstock.events import Event
 from penstock.offsets import Gap
-from penstock.ports import Partition
+from penstock.rows import Partition
 from penstock.settings import Settings, redact_url, resolve
 
 if TYPE_CHECKING:

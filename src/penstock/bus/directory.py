@@ -14,7 +14,8 @@ from penstock.errors import TopicMismatch, UnknownTopic
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from penstock.ports import Backend, TopicInfo
+    from penstock.ports import Backend
+    from penstock.rows import TopicInfo
 
 T = TypeVar("T")
 

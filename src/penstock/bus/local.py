@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from penstock.batch import Batch
     from penstock.clock import Clock
     from penstock.offsets import Gap, Range
-    from penstock.ports import Appended, Partition, Store, TopicInfo, TopicSettings
+    from penstock.ports import Store
     from penstock.producers import Run
+    from penstock.rows import Appended, Partition, TopicInfo, TopicSettings
     from penstock.settings import Settings
 
 R = TypeVar("R")

@@ -37,8 +37,9 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.offsets import Position, Range
-from penstock.ports import Appended, Backend, Partition, TopicInfo
+from penstock.ports import Backend
 from penstock.producers import Run, process_producer
+from penstock.rows import Appended, Partition, TopicInfo
 
 if TYPE_CHECKING:
     from penstock.bus.directory import TopicDirectory

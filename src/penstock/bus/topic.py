@@ -17,7 +17,7 @@ from penstock.clock import seconds, us_to_datetime
 from penstock.columns import check_text
 from penstock.errors import DecodeError, InvalidEvent, UsageError, did_you_mean
 from penstock.events import Event, EventType, check_event, check_name, event_type_of, utf8, version_of
-from penstock.ports import TopicSettings
+from penstock.rows import TopicSettings
 
 if TYPE_CHECKING:
     from penstock.batch import Batch, StoredEvent

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.errors import BeyondEnd, LeaseLost, StaleCursor, StoreError, TopicDeleted, UnknownSubscription, UsageError
-from penstock.ports import (
+from penstock.rows import (
     Commit,
     Cursor,
     Lease,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.errors import SinkConflict, UsageError
-from penstock.ports import Fence, Manifest, Partition, Scheduled, Staged
 from penstock.producers import lasting_producer
+from penstock.rows import Fence, Manifest, Partition, Scheduled, Staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

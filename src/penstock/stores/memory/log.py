@@ -26,16 +26,8 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.offsets import Gap, Range, RangeSet
-from penstock.ports import (
-    PRODUCER_HOLES_MAX,
-    PRODUCER_IDLE_SECONDS,
-    PRODUCER_RUNS_KEPT,
-    Appended,
-    Partition,
-    TopicInfo,
-    TopicSettings,
-)
-from penstock.producers import Run, born_at
+from penstock.producers import PRODUCER_HOLES_MAX, PRODUCER_IDLE_SECONDS, PRODUCER_RUNS_KEPT, Run, born_at
+from penstock.rows import Appended, Partition, TopicInfo, TopicSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from penstock.errors import Fenced, StoreClosed, StoreFull, TopicDeleted, UsageE
 
 if TYPE_CHECKING:
     from penstock.clock import Clock
-    from penstock.ports import Cursor, Fence, Lease, Parked, Partition, Scheduled, Shard, Subscription, TopicInfo
+    from penstock.rows import Cursor, Fence, Lease, Parked, Partition, Scheduled, Shard, Subscription, TopicInfo
     from penstock.settings import MemorySettings
     from penstock.stores.memory.log import PartitionLog
 

@@ -12,19 +12,9 @@ from penstock import columns
 from penstock.batch import Batch
 from penstock.errors import PenstockError
 from penstock.events import Event
-from penstock.ports import (
-    Appended,
-    Commit,
-    Cursor,
-    Lease,
-    Parked,
-    Partition,
-    Shard,
-    Store,
-    Subscription,
-    TopicInfo,
-)
+from penstock.ports import Store
 from penstock.producers import Run
+from penstock.rows import Appended, Commit, Cursor, Lease, Parked, Partition, Shard, Subscription, TopicInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

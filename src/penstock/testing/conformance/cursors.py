@@ -8,16 +8,8 @@ import pytest
 from penstock.clock import VirtualClock
 from penstock.errors import BeyondEnd, Fenced, StaleCursor, UnknownSubscription, UsageError
 from penstock.offsets import Bitmap
-from penstock.ports import (
-    Commit,
-    Cursor,
-    ParkedFilter,
-    Partition,
-    Shard,
-    Store,
-    Subscription,
-    TopicInfo,
-)
+from penstock.ports import Store
+from penstock.rows import Commit, Cursor, ParkedFilter, Partition, Shard, Subscription, TopicInfo
 from penstock.testing.conformance.builders import (
     a_cursor,
     a_parked,

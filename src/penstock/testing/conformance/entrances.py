@@ -11,16 +11,8 @@ import pytest
 
 from penstock.batch import Batch
 from penstock.errors import Fenced, SinkConflict, TopicDeleted, UsageError
-from penstock.ports import (
-    Appended,
-    Manifest,
-    Outbox,
-    Partition,
-    Scheduled,
-    Staged,
-    Store,
-    TopicInfo,
-)
+from penstock.ports import Outbox, Store
+from penstock.rows import Appended, Manifest, Partition, Scheduled, Staged, TopicInfo
 from penstock.testing.conformance.builders import (
     Part,
     a_run,

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.clock import VirtualClock
 from penstock.errors import LeaseLost
-from penstock.ports import Fence, Store
+from penstock.ports import Store
+from penstock.rows import Fence
 from penstock.testing.conformance.builders import acquired
 from penstock.testing.conformance.opening import StoreOpening
 

@@ -18,7 +18,8 @@ from penstock.errors import (
     TopicDeleted,
 )
 from penstock.offsets import Range
-from penstock.ports import (
+from penstock.ports import Store
+from penstock.rows import (
     Appended,
     Commit,
     Manifest,
@@ -26,7 +27,6 @@ from penstock.ports import (
     Partition,
     Scheduled,
     Staged,
-    Store,
     TopicInfo,
     TopicSettings,
 )

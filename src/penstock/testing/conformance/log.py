@@ -13,7 +13,8 @@ from penstock.batch import Batch, Place
 from penstock.clock import VirtualClock
 from penstock.errors import BeyondEnd, TopicMismatch, UsageError
 from penstock.offsets import Range
-from penstock.ports import Appended, Partition, Store, TopicInfo, TopicSettings
+from penstock.ports import Store
+from penstock.rows import Appended, Partition, TopicInfo, TopicSettings
 from penstock.testing.conformance.builders import (
     OTHER_PRODUCER,
     PLENTY,

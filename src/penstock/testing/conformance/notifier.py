@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from penstock.ports import Notifier, Partition, Store, TopicInfo
+from penstock.ports import Notifier, Store
+from penstock.rows import Partition, TopicInfo
 from penstock.testing.conformance.builders import PLENTY, a_part, append, fill, only_events
 from penstock.testing.conformance.opening import StoreOpening
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.clock import VirtualClock
-from penstock.ports import Partition, Store, TopicInfo, TopicSettings
+from penstock.ports import Store
+from penstock.rows import Partition, TopicInfo, TopicSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

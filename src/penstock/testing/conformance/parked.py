@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.ports import Parked, ParkedFilter, Partition, Shard, Store, TopicInfo
+from penstock.ports import Store
+from penstock.rows import Parked, ParkedFilter, Partition, Shard, TopicInfo
 from penstock.testing.conformance.builders import a_parked, a_shard, an_event, fill, park, subscribe
 from penstock.testing.conformance.opening import StoreOpening, a_topic
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from penstock.clock import VirtualClock
 from penstock.errors import ProducerConflict, ProducerExpired, ProducerFenced, ProducerRefused
 from penstock.offsets import Range
-from penstock.ports import (
+from penstock.ports import Store
+from penstock.producers import (
     PRODUCER_HOLES_MAX,
     PRODUCER_IDLE_SECONDS,
     PRODUCER_RUNS_KEPT,
-    Appended,
-    Partition,
-    Store,
-    TopicInfo,
+    lasting_producer,
+    process_producer,
 )
-from penstock.producers import lasting_producer, process_producer
+from penstock.rows import Appended, Partition, TopicInfo
 from penstock.testing.conformance.builders import OTHER_PRODUCER, PRODUCER, Part, a_part, append, fill, payloads
 from penstock.testing.conformance.opening import StoreOpening
 

@@ -13,16 +13,8 @@ import pytest
 from penstock.clock import VirtualClock
 from penstock.errors import BeyondEnd, TopicDeleted, Trimmed, TrimRefused
 from penstock.offsets import Range
-from penstock.ports import (
-    Appended,
-    Commit,
-    ParkedFilter,
-    Partition,
-    Scheduled,
-    Store,
-    Subscription,
-    TopicInfo,
-)
+from penstock.ports import Store
+from penstock.rows import Appended, Commit, ParkedFilter, Partition, Scheduled, Subscription, TopicInfo
 from penstock.testing.conformance.builders import (
     PLENTY,
     a_cursor,

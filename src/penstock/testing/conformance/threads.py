@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.offsets import Range, RangeSet
-from penstock.ports import Appended, Commit, Manifest, Partition, Store, TopicInfo
+from penstock.ports import Store
+from penstock.rows import Appended, Commit, Manifest, Partition, TopicInfo
 from penstock.testing.conformance.builders import (
     PLENTY,
     a_cursor,

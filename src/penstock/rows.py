@@ -1,0 +1,256 @@
+"""What passes through the ports: the rows that stores keep, and the answers they give.
+
+All of them are plain values: immutable, comparable, made of numbers, texts, bytes and events. A store may keep them in
+whatever form it likes, as long as they come back equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from penstock.errors import ProducerRefused
+from penstock.events import Event
+from penstock.offsets import Range
+
+# --- topics and the log -----------------------------------------------------------------------
+
+
+class Partition(NamedTuple):
+    """One partition of one log."""
+
+    log_id: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.log_id}/{self.number}"
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is fixed when a topic is created."""
+
+    partitions: int = 1
+    """How many; a key's partition must never change, so this cannot either."""
+    content_type: str = "application/octet-stream"
+    """What an event is that does not say it; saves a column for topics of one codec."""
+    source: str = ""
+    """The CloudEvents source of an event that does not say it; empty means `penstock:<topic>`."""
+
+
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as a store knows it."""
+
+    name: str
+    log_id: str
+    settings: TopicSettings
+    created_at: int
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """Its partitions, in order."""
+        return [Partition(self.log_id, number) for number in range(self.settings.partitions)]
+
+
+class Appended(NamedTuple):
+    """What became of one run of an append."""
+
+    offsets: Range | None
+    """Where its events are; None for a repeat whose place is not remembered any more, or if refused."""
+    duplicate: bool = False
+    """These events were stored by an earlier call; nothing was written now."""
+    refused: ProducerRefused | None = None
+    """Why nothing was written, and never was by this call."""
+
+
+# --- subscriptions ----------------------------------------------------------------------------
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """A named reader of a topic."""
+
+    log_id: str
+    name: str
+    mode: str
+    policy: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """What may be changed while it runs; a plain JSON object."""
+    protect: bool = True
+    """Whether retention waits for it."""
+    external: bool = False
+    """Whether its progress is kept elsewhere (a Spark checkpoint) and only shown here."""
+    created_at: int = 0
+
+
+class Shard(NamedTuple):
+    """A part of a subscription that has a cursor of its own."""
+
+    log_id: str
+    subscription: str
+    slot: int
+    partition: int
+
+
+class Fence(NamedTuple):
+    """The right to write for a lease; refused once the lease has a higher epoch."""
+
+    lease: str
+    epoch: int
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """The durable progress of a shard: everything below `next_offset` is settled or parked."""
+
+    shard: Shard
+    next_offset: int
+    settled: bytes = b""
+    """Offsets settled ahead of `next_offset`, as `Bitmap.to_bytes()`."""
+    attempts: Mapping[int, int] = msgspec.field(default_factory=dict)
+    """Attempts made so far, for unsettled offsets that had one."""
+    generation: int = 0
+    """Raised by a seek; within one generation `next_offset` only grows."""
+    number: int = 0
+    """Of the last settlement record of this shard; chains them."""
+    stop: int | None = None
+    """Where a claimed range ends, in mode `shared`."""
+    updated_at: int = 0
+    """When it was committed; the store says."""
+
+
+# --- parked events ----------------------------------------------------------------------------
+
+
+ParkedState = Literal["waiting", "dead", "done"]
+
+
+class Parked(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a subscription kept aside, with a copy of its own that outlives the log's."""
+
+    shard: Shard
+    offset: int
+    state: ParkedState
+    lane: int
+    """The hash of its key as a signed number of 64 bits, or its partition's number if it has none."""
+    event: Event
+    due_at: int = 0
+    """When a waiting one is to be delivered, in microseconds."""
+    attempts: int = 0
+    replay: int = 0
+    """How many times it was brought back from the dead."""
+    error_type: str = ""
+    error_message: str = ""
+    parked_at: int = 0
+    last_retry_at: int = 0
+    job: str = ""
+    """The redrive job that has marked it."""
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """Its identity: log, subscription, partition and offset, whichever shard holds it now."""
+        return (self.shard.log_id, self.shard.subscription, self.shard.partition, self.offset)
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a shard, written as a whole or not at all."""
+
+    cursors: tuple[Cursor, ...] = ()
+    finished: tuple[Shard, ...] = ()
+    """Shards whose cursor is removed: claims that are complete."""
+    parked: tuple[Parked, ...] = ()
+    """Rows added, or replacing the ones of the same identity: a retry, a death, a resolution."""
+    settlement: bytes = b""
+    """The settlement record of this step; empty for none."""
+    fence: Fence | None = None
+    """The lease that this step acts for; None only where nobody else can act (external cursors)."""
+
+
+class Settlement(NamedTuple):
+    """A settlement record on its way to the ledger."""
+
+    number: int
+    record: bytes
+
+
+class ParkedFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which parked rows are meant; what is None does not matter."""
+
+    log_id: str
+    subscription: str
+    states: frozenset[ParkedState] | None = None
+    slots: frozenset[int] | None = None
+    partition: int | None = None
+    lane: int | None = None
+    error_type: str | None = None
+    parked_from: int | None = None
+    parked_until: int | None = None
+    """Exclusive, like every end."""
+    job: str | None = None
+
+    def matches(self, row: Parked) -> bool:
+        """Say whether the row is meant."""
+        return (
+            (row.shard.log_id, row.shard.subscription) == (self.log_id, self.subscription)
+            and (self.states is None or row.state in self.states)
+            and (self.slots is None or row.shard.slot in self.slots)
+            and (self.partition is None or row.shard.partition == self.partition)
+            and (self.lane is None or row.lane == self.lane)
+            and (self.error_type is None or row.error_type == self.error_type)
+            and (self.parked_from is None or row.parked_at >= self.parked_from)
+            and (self.parked_until is None or row.parked_at < self.parked_until)
+            and (self.job is None or row.job == self.job)
+        )
+
+
+# --- leases -----------------------------------------------------------------------------------
+
+
+class Lease(NamedTuple):
+    """The temporary right of one owner to a name."""
+
+    name: str
+    owner: str
+    epoch: int
+    expires_at: float
+    """On the store's monotonic clock."""
+    clean: bool
+    """Whether the owner before released it by itself, so that nothing was left in flight."""
+
+    @property
+    def fence(self) -> Fence:
+        """What writes under this lease carry."""
+        return Fence(self.name, self.epoch)
+
+
+# --- entrances and sinks ----------------------------------------------------------------------
+
+
+class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that waits for its time before it enters the log."""
+
+    id: str
+    log_id: str
+    partition: int
+    due_at: int
+    event: Event
+    producer: bytes = b""
+    sequence: int | None = None
+    """Assigned durably by the claim, before the append."""
+
+
+class Staged(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that waits for its transaction, or for the mover."""
+
+    topic: str
+    event: Event
+    sequence: int = 0
+    """Of the outbox: it only grows, and never restarts."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What one batch of a query into a sink consists of."""
+
+    sink: str
+    query: str
+    batch: int
+    body: bytes
+    done: bool = False

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.batch import Batch
+from penstock.hashing import SHORT_MAX, xxh64_short
+
+seeds = st.sampled_from([0, 1, 2**64 - 1])
+
+
+def hashed(keys: list[bytes], seed: int) -> list[int]:
+    lengths = np.array([len(key) for key in keys], np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64) if keys else lengths
+    data = np.frombuffer(b"".join(keys), np.uint8)
+    found: list[int] = xxh64_short(data, starts, lengths, seed).tolist()
+    return found
+
+
+@given(st.lists(st.binary(max_size=SHORT_MAX), max_size=40), seeds)
+def test_short_keys_hash_as_the_library_does(keys: list[bytes], seed: int) -> None:
+    assert hashed(keys, seed) == [xxhash.xxh64_intdigest(key, seed) for key in keys]
+
+
+@pytest.mark.parametrize("length", range(SHORT_MAX + 1))
+def test_keys_of_one_length_hash_as_the_library_does(length: int) -> None:
+    keys = [bytes((7 * number + index) % 256 for index in range(length)) for number in range(20)]
+    assert hashed(keys, 1) == [xxhash.xxh64_intdigest(key, 1) for key in keys]
+
+
+@given(st.lists(st.none() | st.binary(max_size=60), min_size=1, max_size=20), st.data())
+def test_a_slice_of_a_batch_hashes_its_own_keys_long_or_short(keys: list[bytes | None], data: st.DataObject) -> None:
+    low = data.draw(st.integers(0, len(keys) - 1))
+    columns = Batch.build([b""] * len(keys), key=[*keys[:-1], keys[-1] or b"key"]).columns.slice(low)
+    hashes, present = Batch(columns).key_hashes(0)
+    expected = [*keys[:-1], keys[-1] or b"key"][low:]
+    for number, key in enumerate(expected):
+        if key is None:
+            assert present is not None
+            assert not present[number]
+        else:
+            assert hashes[number] == xxhash.xxh64_intdigest(key, 0)
