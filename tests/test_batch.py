@@ -125,6 +125,17 @@ def test_a_selection_is_the_chosen_events_in_order(case: tuple[list[Event], int]
     assert selected.slice(cut).offsets.tolist() == [start + index for index in expected if index >= 1]
 
 
+def test_a_selection_of_a_selection_has_what_both_have() -> None:
+    batch = Batch.build([b"0", b"1", b"2", b"3"]).at(10, PLACE, ())
+    assert batch.select([10, 11, 13]).select([11, 12, 13]).offsets.tolist() == [11, 13]
+
+
+def test_a_text_beyond_ascii_is_not_a_control_character() -> None:
+    table = pa.table({"data": [b"a"], "subject": ["Größe \xa0 ¡ Â"], "type": ["typ"]})
+    (event,) = Batch.from_arrow(table)
+    assert event.subject == "Größe \xa0 ¡ Â"
+
+
 def test_a_selection_outside_of_the_batch_is_refused_with_its_offset() -> None:
     batch = placed([Event(data=b"a"), Event(data=b"b")], 10)
     with pytest.raises(UsageError, match=r"offset 12 is not in this batch, which covers \[10, 12\)"):
@@ -215,6 +226,8 @@ def test_a_batch_beyond_the_limit_is_refused() -> None:
         (pa.table({"data": pa.array([b"a", None])}), "no data"),
         (pa.table({"data": [b"a"], "type": [5.5]}), "column 'type'"),
         (pa.table({"data": [b"a"], "type": ["a\x00b"]}), "control character"),
+        (pa.table({"data": [b"a"], "subject": ["C1 \x85 control"]}), "control character"),
+        (pa.table({"data": [b"a"], "subject": ["\x7f"]}), "control character"),
         (pa.table({"data": [b"a"], "id": [""]}), "empty"),
         (pa.table({"data": [b"a"], "headers": pa.array([{"a\n": b""}], pa.map_(pa.string(), pa.binary()))}), "headers"),
     ],

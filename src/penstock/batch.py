@@ -166,6 +166,10 @@ class Batch:
         """Which columns are there, as `from_bytes` needs it."""
         return cols.mask_of(self.columns.schema.names)
 
+    def compact(self) -> Self:
+        """Return the selected events alone, without a place: as new events for another log."""
+        return type(self)(self._selected())
+
     def at(self, start: int, place: Place, runs: tuple[Run, ...]) -> Self:
         """Return the same events as they stand in a log."""
         return type(self)(self.columns, start=start, place=place, runs=runs, rows=self.rows)

@@ -24,7 +24,7 @@ from penstock.bus.directory import TopicDirectory
 from penstock.bus.local import Local
 from penstock.bus.publisher import Prepared, Publisher, Receipt
 from penstock.bus.topic import EventFields, Key, Topic
-from penstock.clock import Clock, SystemClock, datetime_to_us, seconds
+from penstock.clock import Clock, SystemClock, datetime_to_us
 from penstock.errors import BusClosed, GapFound, InvalidEvent, UnknownTopic, UsageError
 from penstock.events import Event
 from penstock.offsets import Gap
@@ -153,7 +153,7 @@ class Bus:
         After `timeout` the outcome is unknown: `PublishUnknown`.
         """
         topic = await self._directory.topic(topic)
-        return await self._prepared(topic, value, fields).send(timeout=_optional_seconds(timeout))
+        return await self._prepared(topic, value, fields).send(timeout=timeout)
 
     async def publish_batch(
         self,
@@ -170,7 +170,7 @@ class Bus:
         """
         topic = await self._directory.topic(topic)
         prepared = self._prepared_batch(topic, values, keys)
-        return await prepared.send(timeout=_optional_seconds(timeout))
+        return await prepared.send(timeout=timeout)
 
     def prepare(self, topic: Topic[T] | str, value: T | Event, **fields: Unpack[EventFields]) -> Prepared:
         """Encode and check an event now, and send it later, as often as needed: it is stored once.
@@ -271,7 +271,3 @@ class Bus:
             for item in items:
                 yield item
                 offset = item.range.stop
-
-
-def _optional_seconds(value: float | timedelta | None) -> float | None:
-    return None if value is None else seconds(value, "timeout")

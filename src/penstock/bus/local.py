@@ -37,8 +37,8 @@ class Local:
         self._url = url
         self._settings = settings
         self._clock = clock
-        self._store = store
-        self._owned = store is None
+        self._given = store
+        self._store: Store | None = None
         self._threads: ThreadPoolExecutor | None = None
 
     @property
@@ -49,6 +49,7 @@ class Local:
         return self._store
 
     async def open(self) -> None:
+        self._store = self._given
         if self._store is None:
             opening = partial(open_store, self._url, clock=self._clock, settings=self._settings)
             self._store = await asyncio.to_thread(opening)
@@ -57,7 +58,7 @@ class Local:
 
     async def close(self) -> None:
         store, self._store = self._store, None
-        if store is not None and self._owned:
+        if store is not None and store is not self._given:
             await asyncio.to_thread(store.close)
         if self._threads is not None:
             self._threads.shutdown(wait=False)

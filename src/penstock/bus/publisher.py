@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,6 +28,7 @@ import pyarrow as pa
 
 from penstock import columns as cols
 from penstock.batch import Batch
+from penstock.clock import Clock, seconds
 from penstock.errors import (
     PartialPublish,
     PenstockError,
@@ -43,7 +45,6 @@ from penstock.rows import Appended, Partition, TopicInfo
 
 if TYPE_CHECKING:
     from penstock.bus.directory import TopicDirectory
-    from penstock.clock import Clock
     from penstock.settings import Limits
 
 
@@ -107,20 +108,21 @@ class Prepared:
     def __repr__(self) -> str:
         return f"<Prepared {len(self):,} events for {self.topic!r}>"
 
-    async def send(self, *, timeout: float | None = None) -> Receipt:  # noqa: ASYNC109 - it decides the outcome
+    async def send(self, *, timeout: float | timedelta | None = None) -> Receipt:  # noqa: ASYNC109 - see below
         """Append what is not stored yet and return the receipt of all; may be repeated at any time.
 
-        After `timeout` seconds the outcome is unknown: `PublishUnknown`. If the calling task is cancelled
-        it is unknown, too; keep this object, and send it again.
+        After `timeout` (seconds, or a `timedelta`) the outcome is unknown: `PublishUnknown`, which carries this
+        object. If the calling task is cancelled it is unknown, too; keep this object, and send it again.
         """
+        limit = None if timeout is None else seconds(timeout, "timeout")
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(limit):
                 if len(self._parts) == 1:  # the rule for single events, and no task is needed for it
                     outcomes = [await self._outcome(self._parts[0])]
                 else:
                     outcomes = await asyncio.gather(*map(self._outcome, self._parts))
         except TimeoutError:
-            raise PublishUnknown(self.topic, len(self), self, f"no answer within {timeout} s") from None
+            raise PublishUnknown(self.topic, len(self), self, f"no answer within {limit} s") from None
         stored = {index: answer for index, answer in outcomes if isinstance(answer, Appended)}
         errors = {index: answer for index, answer in outcomes if not isinstance(answer, Appended)}
         if errors:
@@ -177,6 +179,7 @@ class Publisher:
 
     def prepare(self, topic: str, partitions: int, batch: Batch) -> Prepared:
         """Check the limits, and divide the events among the topic's partitions."""
+        batch = batch.compact()
         sizes = batch.sizes
         self._check_events(batch, sizes)
         # Events without a key go round the partitions, a publish at a time, so that each stays together.

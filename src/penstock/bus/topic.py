@@ -71,12 +71,16 @@ class Topic(Generic[T]):
     ) -> None:
         """Declare a topic; nothing is created before a bus opens."""
         check_name("topic", name)
-        if not 1 <= partitions <= PARTITIONS_MAX:
-            raise UsageError(f"topic {name!r}: partitions is {partitions}, it must be 1 to {PARTITIONS_MAX}")
+        if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
+            raise UsageError(f"topic {name!r}: partitions is {partitions!r}, it must be 1 to {PARTITIONS_MAX}")
+        if key is not None and not callable(key):
+            raise UsageError(f"topic {name!r}: key is {key!r}; it must be a function of the event")
         self.name = name
         self.key = key
         self.ttl_seconds = None if ttl is None else seconds(ttl, f"ttl of topic {name!r}")
         classes: tuple[type, ...] = events if isinstance(events, tuple) else (events,)
+        if not classes:
+            raise UsageError(f"topic {name!r}: name the classes of its events, or `bytes`")
         self.types: dict[type, EventType[Any]] = {}
         if classes != (bytes,):
             self.types = {cls: event_type_of(cls) for cls in classes}
