@@ -25,6 +25,7 @@ from penstock.errors import (
     InvalidName,
     PartialPublish,
     PublishUnknown,
+    StoreClosed,
     StoreFull,
     StoreUnavailable,
     TooLarge,
@@ -551,6 +552,16 @@ async def test_a_topic_that_exists_otherwise_is_a_mismatch(store: MemoryStore, b
             await other.publish("orders", order(1))
     with pytest.raises(TopicMismatch, match="partitions=1"):
         await bus.publish(Topic("raw", bytes, partitions=2), b"x")
+
+
+async def test_a_store_that_was_opened_in_vain_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = MemoryStore()
+    found.log.create_topic("raw", TopicSettings(partitions=9))
+    monkeypatch.setattr("penstock.bus.local.open_store", lambda *_, **__: found)
+    with pytest.raises(TopicMismatch):
+        await Bus("memory:", topics=[raw]).publish(raw, b"x")
+    with pytest.raises(StoreClosed):
+        found.log.topics()
 
 
 async def test_a_deleted_topic_is_told_once_and_then_created_anew(store: MemoryStore, bus: Bus) -> None:

@@ -134,8 +134,8 @@ def adopt(batch: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
 
 def check_text(batch: pa.RecordBatch) -> None:
     """Refuse empty texts and control characters, which CloudEvents does not allow in attributes."""
-    for name, array in texts_of(batch).items():
-        raw = bytes_of(array)
+    for name, array in _texts(batch).items():
+        raw = _bytes_of(array)
         # In UTF-8 a byte below 0x80 is a character of its own, and U+0080 to U+009F are 0xC2 and one more.
         control = (raw < 0x20) | (raw == 0x7F)
         control[1:] |= (raw[:-1] == 0xC2) & (raw[1:] < 0xA0)
@@ -144,7 +144,7 @@ def check_text(batch: pa.RecordBatch) -> None:
             raise InvalidEvent(f"column {name!r}: a text is empty or has a control character in it")
 
 
-def texts_of(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+def _texts(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """Return the text columns, and the names of headers."""
     texts = {}
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
@@ -156,7 +156,7 @@ def texts_of(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     return texts
 
 
-def bytes_of(array: pa.Array) -> npt.NDArray[np.uint8]:
+def _bytes_of(array: pa.Array) -> npt.NDArray[np.uint8]:
     """Return all bytes of a string or binary column, one event after the other, as a view."""
     offsets, data = offsets_of(array), array.buffers()[2]
     return np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
@@ -172,7 +172,7 @@ def check_rules(batch: pa.RecordBatch) -> None:
     for name in ("time", "expires_at"):
         if name in names:
             values = times(batch.column(name), 0)
-            if len(values) and (values.min() < _TIME_MIN or values.max() > _TIME_MAX):
+            if values.min(initial=0) < _TIME_MIN or values.max(initial=0) > _TIME_MAX:
                 raise InvalidBatch(f"a value of {name!r} is outside of the years 1 to 9999")
 
 
@@ -250,7 +250,7 @@ def key_hashes(batch: pa.RecordBatch, seed: int) -> tuple[npt.NDArray[np.uint64]
     offsets = offsets_of(array).astype(np.int64)
     lengths = np.diff(offsets)
     if lengths.max(initial=0) <= SHORT_MAX:
-        return xxh64_short(bytes_of(array), offsets[:-1] - offsets[0], lengths, seed), present
+        return xxh64_short(_bytes_of(array), offsets[:-1] - offsets[0], lengths, seed), present
     keys = (array if present is None else array.fill_null(b"")).to_pylist()
     return np.fromiter(map(xxhash.xxh64_intdigest, keys, repeat(seed)), np.uint64, len(array)), present
 
@@ -287,7 +287,7 @@ def digest(batch: pa.RecordBatch) -> int:
 
 def _update_binary(state: Any, array: pa.Array) -> None:
     state.update(_lengths(array).tobytes())
-    state.update(bytes_of(array).data)
+    state.update(_bytes_of(array).data)
 
 
 def _lengths(array: pa.Array) -> npt.NDArray[np.int32]:

@@ -57,7 +57,7 @@ def _validate(rounds: int) -> Figure:
         subject=[f"orders/{number}" for number in range(EVENTS)],
         time=[began + timedelta(milliseconds=number) for number in range(EVENTS)],
         key=KEYS,
-        headers=[{"dataversion": b"2", "region": b"eu"}] * EVENTS,
+        headers=[{"traceparent": b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}] * EVENTS,
     )
     data, mask = batch.to_bytes().to_pybytes(), batch.mask
     schema = schema_of(mask)
