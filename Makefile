@@ -44,7 +44,7 @@ docs: $(STAMP) ## build the documentation, warnings are errors
 
 lock: $(STAMP) ## pin the newest versions anew: names, versions and hashes only
 	$(BIN)/uv pip compile -q pyproject.toml --group dev --extra cli --universal --python-version 3.11 \
-	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --upgrade -o requirements.lock
+	  --generate-hashes --no-header --upgrade -o requirements.lock
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
