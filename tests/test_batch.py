@@ -343,6 +343,19 @@ def test_a_mask_without_data_or_of_a_newer_format_is_refused() -> None:
             Batch.from_bytes(raw, mask)
 
 
+def test_buffers_that_end_between_two_numbers_are_read_as_far_as_they_count() -> None:
+    times = pa.py_buffer(np.arange(3, dtype=np.int64).tobytes() + b"odd")
+    offsets = pa.py_buffer(np.array([0, 1, 2, 3], np.int32).tobytes() + b"odd")
+    time = pa.Array.from_buffers(cols.TIMESTAMP, 3, [None, times])
+    data = pa.Array.from_buffers(pa.binary(), 3, [None, offsets, pa.py_buffer(b"abc")])
+    mask = cols.mask_of(["time", "data"])
+    batch = Batch(pa.RecordBatch.from_arrays([time, data], schema=cols.schema_of(mask))).slice(Range(1, 3))
+    assert [event.data for event in batch] == [b"b", b"c"]
+    assert batch.sizes.tolist() == [9, 9]
+    assert cols.times(batch.columns.column("time"), 0).tolist() == [1, 2]
+    cols.check_rules(batch.columns)
+
+
 def test_a_time_that_python_cannot_say_is_refused() -> None:
     array = pa.array([1 << 62], pa.int64()).view(cols.TIMESTAMP)
     record = pa.RecordBatch.from_arrays(

@@ -68,11 +68,11 @@ def parse(data: bytes | memoryview | pa.Buffer, mask: int) -> pa.RecordBatch:
         batch = pa.ipc.read_record_batch(buffer, layout.schema)
         if not _is_ascii(batch, layout):
             batch.validate(full=True)
+        check_rules(batch)
     except InvalidBatch:
         raise
     except (pa.ArrowException, struct.error, IndexError, ValueError, OverflowError, OSError) as error:
         raise InvalidBatch(f"these bytes are not a batch of events: {error}") from None
-    check_rules(batch)
     return batch
 
 
