@@ -176,7 +176,7 @@ def test_one_value_stands_for_all_events() -> None:
     assert [event.key for event in batch] == [b"k", None]
 
 
-def test_a_million_timestamps_cost_no_time_zone_objects() -> None:
+def test_times_are_kept_as_integers_and_come_back_to_the_microsecond() -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     batch = Batch.build([b"a"] * 3, time=[moment, None, moment + timedelta(microseconds=1)])
     assert [event.time for event in batch] == [moment, None, moment + timedelta(microseconds=1)]
@@ -456,6 +456,13 @@ def test_derived_ids_follow_producer_and_sequence_through_slices() -> None:
     assert [event.id for event in batch.slice(Range(21, 24))] == ids[1:4]
     assert batch.to_arrow(["id"]).column("id").to_pylist() == ids
     assert batch.select([24]).to_arrow(["id"]).column("id").to_pylist() == ids[4:]
+
+
+def test_a_compact_selection_leaves_out_the_columns_that_it_does_not_use() -> None:
+    batch = Batch.build([b"a", b"b", b"c"], key=["k", None, None]).at(7, PLACE, runs_of(3))
+    alone = batch.select([8, 9]).compact()
+    assert alone.columns.schema.names == ["data"]
+    assert (alone.place, alone.start, [event.data for event in alone]) == (None, 0, [b"b", b"c"])
 
 
 def test_numpy_offsets_are_64_bit() -> None:

@@ -573,6 +573,15 @@ async def test_a_deleted_topic_is_told_once_and_then_created_anew(store: MemoryS
     assert (await bus.publish(raw, b"3")).position == Position("raw", 0, 0)
 
 
+async def test_a_reader_of_a_deleted_topic_is_told_once_too(store: MemoryStore, bus: Bus) -> None:
+    await bus.publish(raw, b"1")
+    (info,) = [info for info in store.log.topics() if info.name == "raw"]
+    store.log.delete_topic(info.log_id)
+    with pytest.raises(TopicDeleted):
+        await all_of(bus, raw)
+    assert await all_of(bus, raw) == []
+
+
 async def test_wrong_ranges_are_refused_with_what_is_there(store: MemoryStore, bus: Bus) -> None:
     await bus.publish_batch(raw, [b"x"] * 5)
     (info,) = [info for info in store.log.topics() if info.name == "raw"]

@@ -69,6 +69,7 @@ def test_every_decision_page_says_what_why_and_at_what_cost() -> None:
         text = page.read_text()
         assert "**Decided.**" in text, page
         assert "**Why.**" in text, page
+        assert "**Costs.**" in text, page
 
 
 def test_the_settings_page_names_every_setting() -> None:

@@ -168,7 +168,10 @@ class Batch:
 
     def compact(self) -> Self:
         """Return the selected events alone, without a place: as new events for another log."""
-        return type(self)(self._selected())
+        if self.rows is None:
+            return type(self)(self.columns)
+        chosen = self._selected()
+        return type(self)(cols.assemble(dict(zip(chosen.schema.names, chosen.columns, strict=True))))
 
     def at(self, start: int, place: Place, runs: tuple[Run, ...]) -> Self:
         """Return the same events as they stand in a log."""
@@ -267,14 +270,15 @@ class Batch:
         return self.place._asdict().get(name)
 
     def _derived_ids(self) -> pa.Array:
-        parts = []
-        for run in self.runs:
-            sequences = pa.array(np.arange(run.first_sequence, run.first_sequence + run.length))
-            parts.append(pc.binary_join_element_wise(run.producer.hex(), sequences.cast(pa.string()), "-"))
-        if not parts:
+        if not self.runs:
             return pa.nulls(len(self), pa.string())
-        ids = pa.concat_arrays(parts)
-        return ids if self.rows is None else ids.take(pa.array(self.rows))
+        # A block that merged many publishers has as many runs as events, so runs are taken as columns, too.
+        lengths = np.array([run.length for run in self.runs])
+        run_of = self._of_rows(np.repeat(np.arange(len(lengths)), lengths))
+        begins = np.array([run.first_sequence for run in self.runs]) - (np.cumsum(lengths) - lengths)
+        sequences = begins[run_of] + self._of_rows(np.arange(lengths.sum()))
+        producers = pa.array([run.producer.hex() for run in self.runs]).take(pa.array(run_of))
+        return pc.binary_join_element_wise(producers, pa.array(sequences).cast(pa.string()), "-")
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -284,7 +288,7 @@ class Batch:
     @property
     def expiries(self) -> npt.NDArray[np.int64]:
         """When each event expires, in microseconds since 1970 UTC; `NEVER` for those that do not."""
-        if "expires_at" not in self.columns.schema.names:
+        if not self.has("expires_at"):
             return np.full(len(self), NEVER, np.int64)
         return self._of_rows(cols.times(self.columns.column("expires_at"), NEVER))
 

@@ -263,11 +263,6 @@ def key_hashes(batch: pa.RecordBatch, seed: int) -> tuple[npt.NDArray[np.uint64]
     return np.fromiter(map(xxhash.xxh64_intdigest, keys, repeat(seed)), np.uint64, len(array)), present
 
 
-def key_hash(key: bytes, seed: int) -> int:
-    """Return `xxh64(key, seed)` of one key."""
-    return xxhash.xxh64_intdigest(key, seed)
-
-
 def digest(batch: pa.RecordBatch) -> int:
     """Return the 64-bit digest of the content of these events, whatever other columns a batch has.
 
@@ -284,7 +279,7 @@ def digest(batch: pa.RecordBatch) -> int:
             state.update(times(array, _NO_TIME).tobytes())
         elif name == "headers":
             entries = offsets_of(array)
-            state.update(_lengths(array).tobytes())
+            state.update(_lengths_or_absent(array).tobytes())
             inner = slice(int(entries[0]), int(entries[-1]))
             _update_binary(state, array.keys[inner])
             _update_binary(state, array.items[inner])
@@ -294,11 +289,11 @@ def digest(batch: pa.RecordBatch) -> int:
 
 
 def _update_binary(state: Any, array: pa.Array) -> None:
-    state.update(_lengths(array).tobytes())
+    state.update(_lengths_or_absent(array).tobytes())
     state.update(_bytes_of(array).data)
 
 
-def _lengths(array: pa.Array) -> npt.NDArray[np.int32]:
+def _lengths_or_absent(array: pa.Array) -> npt.NDArray[np.int32]:
     lengths = _lengths_of(array)
     if array.null_count:
         lengths[~array.is_valid().to_numpy(zero_copy_only=False)] = -1

@@ -34,7 +34,7 @@ from penstock.settings import Settings, redact_url, resolve
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from penstock.ports import Store
+    from penstock.ports import Backend, Store
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Bus:
                 raise UsageError(f"topic {topic.name!r} is declared twice; declare it once, with all its classes")
         self._directory = TopicDirectory(self._declared, self._opened)
         self._opening = asyncio.Lock()
-        self._backend: Local | None = None
+        self._backend: Backend | None = None
         self._publisher_: Publisher | None = None
         self._state = "new"
 
@@ -98,7 +98,7 @@ class Bus:
                 await self._publisher.drained()
                 await self._backend.close()
 
-    async def _opened(self) -> Local:
+    async def _opened(self) -> Backend:
         if self._state != "open":
             async with self._opening:
                 self._check_not_closed()
@@ -121,7 +121,7 @@ class Bus:
         if self._state == "closed":
             raise BusClosed("this bus is closed; make a new one: Bus(url, topics=[…])")
 
-    def _make_backend(self) -> Local:
+    def _make_backend(self) -> Backend:
         if self._backend is None:
             settings = self._given_settings
             if settings is None:
@@ -248,9 +248,10 @@ class Bus:
             raise UsageError(f"topic {name!r} has the partitions 0 to {count - 1}, not {partition}")
         if partition is None and count > 1 and (isinstance(start, int) or stop is not None):
             raise UsageError(f"topic {name!r} has {count} partitions: say which `partition` the offset is of")
-        for index in range(count) if partition is None else [partition]:
-            async for item in self._read_partition(Partition(info.log_id, index), start, stop):
-                yield item
+        with self._directory.forgotten_if_deleted(name):
+            for index in range(count) if partition is None else [partition]:
+                async for item in self._read_partition(Partition(info.log_id, index), start, stop):
+                    yield item
 
     async def _read_partition(
         self, partition: Partition, start: int | datetime | None, stop: int | None

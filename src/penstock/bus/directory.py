@@ -6,13 +6,14 @@ the error, because it may hold offsets that mean nothing any more; the next one 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.bus.topic import Topic
-from penstock.errors import TopicMismatch, UnknownTopic
+from penstock.errors import TopicDeleted, TopicMismatch, UnknownTopic
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from penstock.ports import Backend
     from penstock.rows import TopicInfo
@@ -49,9 +50,14 @@ class TopicDirectory:
             raise UnknownTopic(name, known)
         return known[name]
 
-    def forget(self, name: str) -> None:
-        """Resolve the name anew at its next use."""
-        self._infos.pop(name, None)
+    @contextmanager
+    def forgotten_if_deleted(self, name: str) -> Iterator[None]:
+        """Use the topic in this block; if it turns out to be deleted, resolve the name anew at its next use."""
+        try:
+            yield
+        except TopicDeleted:
+            self._infos.pop(name, None)
+            raise
 
     async def topic(self, topic: Topic[T] | str) -> Topic[Any]:
         """Return the topic to encode with: the declared one for a name, or one of bytes."""

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from penstock import columns as cols
 from penstock.batch import Batch
@@ -35,7 +34,6 @@ from penstock.errors import (
     ProducerExpired,
     PublishUnknown,
     TooLarge,
-    TopicDeleted,
     UsageError,
 )
 from penstock.offsets import Position, Range
@@ -199,7 +197,7 @@ class Publisher:
         limits = self._limits
         elsewhere = "store large things elsewhere and publish where they are (limits.event_bytes_max)"
         _check_each(sizes, limits.event_bytes_max, "bytes", elsewhere)
-        if "headers" in batch.columns.schema.names:
+        if batch.has("headers"):
             headers = batch.columns.column("headers")
             _check_each(cols.header_counts(headers), limits.headers_max, "headers", "limits.headers_max")
             _check_each(
@@ -215,10 +213,8 @@ class Publisher:
         self._sending += 1
         self._idle.clear()
         try:
-            return await self._append(info, part)
-        except TopicDeleted:
-            self._topics.forget(topic)
-            raise
+            with self._topics.forgotten_if_deleted(topic):
+                return await self._append(info, part)
         finally:
             self._sending -= 1
             if not self._sending:
@@ -252,8 +248,7 @@ def _divide(batch: Batch, partition_of: npt.NDArray[np.int32]) -> list[tuple[int
     used = np.flatnonzero(np.bincount(partition_of)).tolist()
     if len(used) == 1:
         return [(used[0], batch)]
-    rows = [pa.array(np.flatnonzero(partition_of == index)) for index in used]
-    return [(index, Batch(batch.columns.take(chosen))) for index, chosen in zip(used, rows, strict=True)]
+    return [(index, batch.select(np.flatnonzero(partition_of == index)).compact()) for index in used]
 
 
 def _check_each(found: npt.NDArray[np.int64], limit: int, unit: str, advice: str) -> None:

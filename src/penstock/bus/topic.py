@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 import msgspec
 
+from penstock.batch import Batch
 from penstock.clock import seconds, us_to_datetime
 from penstock.columns import check_text
 from penstock.errors import DecodeError, InvalidEvent, UsageError, did_you_mean
@@ -20,7 +21,7 @@ from penstock.events import Event, EventType, check_event, check_name, event_typ
 from penstock.rows import TopicSettings
 
 if TYPE_CHECKING:
-    from penstock.batch import Batch, StoredEvent
+    from penstock.batch import StoredEvent
 
 T = TypeVar("T")
 
@@ -135,8 +136,6 @@ class Topic(Generic[T]):
 
     def to_batch(self, values: Sequence[T | Event], now_us: int, keys: Sequence[Key] | None = None) -> Batch:
         """Return many values as one batch, built column by column; `keys` instead of the topic's key."""
-        from penstock.batch import Batch
-
         classes = set(map(type, values))
         if Event in classes:
             if keys is not None:
