@@ -1,79 +1,207 @@
-"""The main job, on the embedded default: publish, read, repeat an unknown publish, and check all of it.
+"""Eight processes publish a million events to one directory, two of them are killed, and nothing acknowledged is lost.
 
-Run it with `make demo`, or `python examples/demo.py [events]`.
+Each process holds a bus of its own on the same `file:` store. What a process was told is stored, it tells the parent,
+which keeps a journal outside of the store. In the middle two processes are killed with SIGKILL, and new ones take their
+place. In the end the log is opened anew, every byte of it is verified, and every acknowledged event is looked for at
+the very offset that its publisher was given.
+
+    python examples/demo.py [events]
 """
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
+import shutil
+import signal
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
-import penstock
-from penstock import Batch, Bus, Topic
+from penstock import Bus, Topic
+from penstock.batch import Batch
+from penstock.stores.file.platform import Platform
+from penstock.stores.file.verify import verify
+
+PROCESSES = 8
+BATCH = 500
+KILLED = (2, 5)
+orders = Topic("orders", bytes, key=lambda payload: payload[-3:], partitions=4)
+
+Acknowledged = dict[int, tuple[int, int]]
+"""Per partition, the first offset and the one after the last."""
 
 
-@penstock.event("order.placed")
-@dataclass(frozen=True)
-class OrderPlaced:
-    """A customer ordered something."""
-
-    order_id: str
-    customer: str
-    cents: int
+# --- a publishing process ---------------------------------------------------------------------
 
 
-orders = Topic("orders", OrderPlaced, key=lambda order: order.customer, partitions=4)
+def payloads(batch: int) -> list[bytes]:
+    """Return the events of a batch; each says which batch it is of."""
+    return [b"%08d/%03d" % (batch, number) for number in range(BATCH)]
 
 
-async def main(count: int) -> None:
-    """Publish `count` orders and show that every one of them is there, once, in order per customer."""
-    async with Bus("memory:", topics=[orders]) as bus:
-        receipt = await bus.publish(orders, OrderPlaced("o-0", "customer-0", 950))
-        say(f"one event published: it is {receipt.position}, for ever")
+def publish(url: str, batches: range, report: Connection) -> None:
+    """Publish batches, and report each as soon as it is acknowledged."""
 
-        values = [OrderPlaced(f"o-{n}", f"customer-{n % 1000}", n) for n in range(1, count)]
-        began = time.perf_counter()
-        for start in range(0, len(values), 5_000):
-            await bus.publish_batch(orders, values[start : start + 5_000])
-        took = time.perf_counter() - began
-        say(f"{len(values):,} more in batches of 5,000: {len(values) / took:,.0f} events/s, encoding included")
+    async def run() -> None:
+        async with Bus(url, topics=[orders]) as bus:
+            for batch in batches:
+                receipt = await bus.publish_batch(orders, payloads(batch))
+                offsets = {index: (span.start, span.stop) for index, span in receipt.offsets.items() if span}
+                report.send((batch, offsets))
 
-        prepared = bus.prepare(orders, OrderPlaced(f"o-{count}", "customer-7", 1))
-        first, again = await prepared.send(), await prepared.send()
-        say(f"one sent twice is stored once: {first.position} == {again.position}, duplicate={again.duplicate}")
+    asyncio.run(run())
 
-        began = time.perf_counter()
-        seen, numbers = 0, Counter[str]()
+
+# --- the parent -------------------------------------------------------------------------------
+
+
+@dataclass
+class Worker:
+    """One publishing process, and where it has got."""
+
+    process: BaseProcess
+    reports: Connection
+    batches: range
+    acknowledged: int = 0
+
+
+@dataclass
+class Demo:
+    """Starts processes, kills some, and keeps the journal."""
+
+    url: str
+    total: int
+    journal: dict[int, Acknowledged] = field(default_factory=dict)
+    killed: list[int] = field(default_factory=list)
+    context: multiprocessing.context.SpawnContext = field(default_factory=lambda: multiprocessing.get_context("spawn"))
+
+    def run(self) -> None:
+        """Publish everything."""
+        batches = self.total // BATCH
+        workers = [self.start(range(number, batches, PROCESSES)) for number in range(PROCESSES)]
+        try:
+            while workers:
+                ready = wait([worker.reports for worker in workers], timeout=60)
+                if not ready:
+                    raise SystemExit("no process has reported for a minute")
+                for worker in [worker for worker in workers if worker.reports in ready]:
+                    self.listen(worker, workers)
+                if not self.killed and len(self.journal) * 3 > batches:
+                    self.kill(workers)
+        finally:
+            for worker in workers:
+                worker.process.kill()
+        show(len(self.journal) * BATCH, self.total, end="\n")
+
+    def start(self, batches: range) -> Worker:
+        """Start a process that publishes these batches."""
+        reports, sender = self.context.Pipe(duplex=False)
+        process = self.context.Process(target=publish, args=(self.url, batches, sender))
+        process.start()
+        sender.close()
+        return Worker(process, reports, batches)
+
+    def listen(self, worker: Worker, workers: list[Worker]) -> None:
+        """Note what a process has reported, or that it has ended."""
+        try:
+            batch, offsets = worker.reports.recv()
+        except EOFError:
+            worker.process.join()
+            workers.remove(worker)
+            self.replace(worker, workers)
+            return
+        self.journal[batch] = offsets
+        worker.acknowledged += 1
+        show(len(self.journal) * BATCH, self.total)
+
+    def replace(self, worker: Worker, workers: list[Worker]) -> None:
+        """Let a new process go on for a killed one. What that one had under way is unknown, and left alone here."""
+        remaining = worker.batches[worker.acknowledged + 1 :]
+        if worker.process.pid in self.killed and remaining:
+            workers.append(self.start(remaining))
+        elif worker.acknowledged < len(worker.batches) and worker.process.pid not in self.killed:
+            raise SystemExit(f"process {worker.process.pid} ended with {worker.process.exitcode}")
+
+    def kill(self, workers: list[Worker]) -> None:
+        """Kill two of them, whatever they are doing."""
+        for number in KILLED:
+            process = workers[number].process
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            self.killed.append(process.pid)
+        say(f"\n  SIGKILL to processes {self.killed[0]} and {self.killed[1]}")
+
+
+# --- looking at the result ----------------------------------------------------------------------
+
+
+async def stored_batches(url: str) -> dict[int, list[int]]:
+    """Return, per partition, the batch of the event at each offset."""
+    found: dict[int, list[int]] = {index: [] for index in range(orders.settings.partitions)}
+    async with Bus(url, topics=[orders]) as bus:
         async for batch in bus.read_batches(orders):
-            assert isinstance(batch, Batch)
-            seen += len(batch)
-            numbers.update(str(event.key) for event in batch)
-        took = time.perf_counter() - began
-        say(f"{seen:,} read back at {seen / took:,.0f} events/s, {len(numbers):,} customers")
-        await check(bus, count)
+            assert isinstance(batch, Batch), f"something is lost: {batch}"
+            assert batch.place is not None
+            of_partition = found[batch.place.partition]
+            assert batch.start == len(of_partition), "the offsets are not dense"
+            of_partition += [int(data[:8]) for data in batch.columns.column("data").to_pylist()]
+    return found
 
 
-async def check(bus: Bus, count: int) -> None:
-    """Compare what is stored with what was published."""
-    ids: list[str] = []
-    last: dict[str, int] = {}
-    async for event in bus.read(orders):
-        order = orders.decode(event)
-        number = int(order.order_id.removeprefix("o-"))
-        assert last.get(order.customer, -1) < number, "out of order"
-        last[order.customer] = number
-        ids.append(order.order_id)
-    assert sorted(ids) == sorted(f"o-{n}" for n in range(count + 1)), "lost or doubled"
-    say(f"checked: all {len(ids):,} are there, each once, in order per customer")
+def check(journal: dict[int, Acknowledged], stored: dict[int, list[int]], total: int) -> None:
+    """Show that every acknowledged event is where its publisher was told."""
+    missing = [
+        batch
+        for batch, offsets in journal.items()
+        if any(stored[index][start:stop] != [batch] * (stop - start) for index, (start, stop) in offsets.items())
+    ]
+    assert not missing, f"LOST: batches {missing}"
+    parts = [batch for index in stored for batch, _ in groupby(stored[index])]
+    assert len(parts) == len({(index, batch) for index in stored for batch, _ in groupby(stored[index])}), "doubled"
+    acknowledged = len(journal) * BATCH
+    there = sum(map(len, stored.values()))
+    say(f"  {acknowledged:,} events were acknowledged, and every one of them is at its offset")
+    under_way = total - acknowledged
+    say(f"  {under_way:,} were under way in the killed processes: {there - acknowledged:,} of them are stored")
+
+
+def main(total: int) -> None:
+    """Run the demonstration in a directory of its own, which is removed afterwards."""
+    root = Path("penstock-data") / f"demo-{os.getpid()}"
+    url = f"file:{root}"
+    total = max(total // (BATCH * PROCESSES), 10) * BATCH * PROCESSES
+    say(f"{PROCESSES} processes publish {total:,} events to {url}")
+    try:
+        began = time.monotonic()
+        demo = Demo(url, total)
+        demo.run()
+        say(f"  {len(demo.journal) * BATCH / (time.monotonic() - began):,.0f} durable events/s, starting included")
+        report = verify(root, Platform())
+        size = sum(partition.bytes for topic in report.topics for partition in topic.partitions)
+        assert report.ok, report.damages
+        say(f"  opened anew and verified: {size / 1e6:,.0f} MB, no damage")
+        check(demo.journal, asyncio.run(stored_batches(url)), total)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def show(done: int, total: int, end: str = "") -> None:
+    """Draw the progress, on a terminal only."""
+    if sys.stdout.isatty():
+        filled = 40 * done // total
+        print(f"\r  [{'#' * filled}{'.' * (40 - filled)}] {done:>9,} acknowledged", end=end, flush=True)
 
 
 def say(text: str) -> None:
     """Tell the person who watches."""
-    print(f"  {text}")
+    print(text, flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 200_000))
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)

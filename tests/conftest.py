@@ -5,10 +5,21 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
+import tempfile
 from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.file_children import Child
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that tests can share what is in `tests.file_children`
 
 # The machines that run this are shared: an example's time says nothing, so hypothesis sets no deadline.
 settings.register_profile("default", max_examples=100, deadline=None, derandomize=True)
@@ -38,3 +49,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if reason := _missing(item):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """Where a file store may be made; not `tmp_path`, because the path of a socket must be short."""
+    with tempfile.TemporaryDirectory(prefix="penstock-", dir="/tmp") as made:
+        yield Path(made) / "data"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Child]]:
+    """Start programs of `tests.file_children`; whatever becomes of the test, none outlives it."""
+    from tests.file_children import Child
+
+    children: list[Child] = []
+
+    def start(program: str, **arguments: Any) -> Child:
+        children.append(Child(program, **arguments))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.dispose()

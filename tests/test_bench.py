@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,14 @@ from typing import Any
 import pytest
 
 from penstock.cli import bench, main
-from penstock.cli.bench import harness
-from penstock.cli.bench.harness import Figure, Goal, Timing, compare
+from penstock.cli.bench import harness, log
+from penstock.cli.bench.harness import Figure, Goal, Timing, compare, percentile, sample
+from penstock.cli.bench.log.bare import BareFile
+from penstock.cli.bench.log.children import Child, children
+from penstock.cli.bench.log.jobs import Move, Publish, high_water_bytes
+from penstock.cli.bench.log.sizes import Sizes
 from penstock.cli.bench.machine import Machine
+from penstock.errors import PenstockError
 
 FIGURES = {
     "batch.build": "ratio >= 0.7",
@@ -23,6 +29,49 @@ FIGURES = {
     "batch.lanes": "value <= 120 ns/event",
     "memory.publish_batch": "value >= 1500000 events/s",
 }
+LOG_FIGURES = {
+    "append.ready_batches": "ratio >= 0.7",
+    "publish_batch": "ratio >= 0.3",
+    "publish.tasks": "value >= 100000 events/s",
+    "publish.single": "value <= 250 µs",
+    "heads.all": "value <= 100 µs",
+    "heads.one": "value <= 2 µs",
+    "read.warm": "value >= 8000000 events/s",
+    "read.cold": "ratio >= 0.5",
+    "cursor.commit.one": "ratio >= 0.333",
+    "cursor.commit.group": "value <= 100 ms",
+    "open.after_kill": "ratio >= 0.667",
+    "processes.batches": "ratio >= 1.0",
+    "processes.batches.fairness": "value >= 0.5 least/most",
+    "processes.single": "ratio >= 0.9",
+    "processes.single.p99": "value <= 20 syncs",
+    "memory": "value <= 250 MB",
+    "growth": "ratio >= 0.8",
+}
+TINY = Sizes(
+    batch_events=20,
+    publishes=1,
+    tasks=3,
+    publishes_per_task=2,
+    singles=3,
+    partitions=5,
+    head_reads=3,
+    read_batches=4,
+    segments_many=4,
+    segment_bytes=16 << 10,
+    openings=1,
+    cursors=10,
+    slots=4,
+    commits=2,
+    processes=2,
+    process_batch_events=5,
+    process_seconds=0.1,
+    process_rounds=1,
+    volume_bytes=100_000,
+    growth_small=100,
+    growth_large=1_000,
+    growth_samples=6,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +216,30 @@ def test_the_median_counts_and_not_the_outlier() -> None:
     assert compare(subject, None, rounds=3, clock=clock) == Timing(2.0, None)
 
 
+def test_a_rate_a_time_and_a_ratio_of_the_same_timing_agree() -> None:
+    timing = Timing(subject=0.004, ceiling=0.002)
+    assert timing.microseconds("x", goal="ratio >= 0.5") == Figure(
+        "x", 4_000.0, "µs", 2_000.0, 0.5, "ratio >= 0.5", holds=True
+    )
+    assert timing.milliseconds("x", goal="value <= 3 ms") == Figure(
+        "x", 4.0, "ms", 2.0, 0.5, "value <= 3 ms", holds=False
+    )
+
+
+def test_samples_alternate_and_each_is_one_call_that_was_prepared() -> None:
+    clock = FakeTime()
+    contestants = [clock.work("subject", 1.0, 2.0), clock.work("ceiling", 3.0)]
+    seconds = sample(contestants, 2, before=clock.work("before", 100.0), clock=clock)
+    assert clock.calls == ["before", "subject", "before", "ceiling"] * 2
+    assert seconds == [[1.0, 2.0], [3.0, 3.0]]
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = [float(number) for number in range(100, 0, -1)]
+    assert [percentile(values, percent) for percent in (0, 1, 50, 99, 100)] == [1.0, 1.0, 50.0, 99.0, 100.0]
+    assert percentile([7.0], 99) == 7.0
+
+
 def test_tidying_up_between_rounds_is_not_timed() -> None:
     clock = FakeTime()
     timing = compare(clock.work("subject", 1.0), None, rounds=2, between=clock.work("tidy", 100.0), clock=clock)
@@ -194,6 +267,11 @@ def test_the_garbage_collector_is_off_while_time_is_taken_and_on_again_afterward
 # --- the form --------------------------------------------------------------------------------
 
 
+UNITS = {"ns/event", "events/s", "µs", "ms", "MB", "least/most", "syncs"}
+DIFFERENCES = {"publish.single"}
+"""Figures that may come out below zero."""
+
+
 def check_form(document: Any, area: str) -> None:
     assert list(document) == ["area", "machine", "versions", "figures"]
     assert document["area"] == area
@@ -210,8 +288,8 @@ def check_form(document: Any, area: str) -> None:
         assert list(figure) == ["name", "value", "unit", "ceiling", "ratio", "goal", "holds"]
         assert isinstance(figure["name"], str)
         assert isinstance(figure["value"], float)
-        assert figure["value"] > 0
-        assert figure["unit"] in {"ns/event", "events/s"}
+        assert figure["value"] > 0 or figure["name"] in DIFFERENCES
+        assert figure["unit"] in UNITS
         assert (figure["ceiling"] is None) == (figure["ratio"] is None)
         goal = Goal.parse(figure["goal"])
         numbers = {key: figure[key] for key in ("value", "unit", "ratio")}
@@ -235,6 +313,103 @@ def test_the_batch_area_reports_its_four_figures_in_the_form_and_keeps_the_same_
         assert private not in printed.out
 
 
+@pytest.fixture
+def tiny_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The area `log` in a directory of its own, quickly."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(log, "SIZES", TINY)
+    return tmp_path
+
+
+def test_the_log_area_reports_all_its_figures_in_the_form_and_leaves_nothing_behind(
+    tiny_log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "log", "--json", "--rounds", "1"]) == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    check_form(document, "log")
+    assert {figure["name"]: figure["goal"] for figure in document["figures"]} == LOG_FIGURES
+    assert "memory: 0.0001 GB, 680 events, were written and read" in printed.err
+    assert list(tiny_log.iterdir()) == []
+
+
+def test_the_log_area_removes_its_files_when_it_fails(tiny_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(directory: Path, sizes: Sizes, rounds: int) -> Iterator[Figure]:
+        assert directory.parent == tiny_log
+        (directory / "file").touch()
+        raise RuntimeError("stop")
+
+    monkeypatch.setattr(log, "_PARTS", [type("Part", (), {"figures": staticmethod(fail)})])
+    with pytest.raises(RuntimeError, match="stop"):
+        list(log.figures(1))
+    assert list(tiny_log.iterdir()) == []
+
+
+def test_a_directory_in_memory_is_measured_and_the_reader_is_warned(
+    tiny_log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log, "_PARTS", [])
+    monkeypatch.setattr(log, "describe", lambda path: type("Info", (), {"persistent": False}))
+    assert list(log.figures(1)) == []
+    assert "a sync costs nothing" in capsys.readouterr().err
+
+
+def test_a_bare_file_begins_anew_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.cli.bench.log.bare.FILE_BYTES", 64 << 10)
+    file = BareFile(tmp_path / "bare", room=30_000)
+    inodes = []
+    for _ in range(5):
+        file.write([bytes(10_000), bytes(20_000)])
+        inodes.append((tmp_path / "bare").stat().st_ino)
+    file.close()
+    assert inodes[0] == inodes[1]
+    assert (tmp_path / "bare").stat().st_size == 64 << 10
+
+
+# --- other processes -------------------------------------------------------------------------
+
+
+def test_other_processes_are_ended_by_the_end_of_the_block_whatever_happens(tmp_path: Path) -> None:
+    job = Publish(directory=str(tmp_path / "store"), events=1)
+    started: list[Child] = []
+
+    def fail_meanwhile() -> None:
+        with children([job, job]) as running:
+            started.extend(running)
+            assert running[0].hear() == "ready"
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail_meanwhile()
+    assert [child.process.returncode for child in started] == [-9, -9]
+
+
+def test_a_process_that_ends_early_is_an_error_that_names_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "store").touch()
+    job = Move(directory=str(tmp_path / "store"), batch_events=1, bytes=0)
+    with children([job]) as [child], pytest.raises(PenstockError, match=f"process {child.process.pid} .* ended early"):
+        child.hear()
+    assert "store" in capfd.readouterr().err
+
+
+def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    job = Publish(directory=str(tmp_path / "store"), events=1)
+    with children([job], seconds_max=0.0) as [child], pytest.raises(PenstockError, match="ended early"):
+        child.hear()
+
+
+def test_the_high_water_mark_is_that_of_this_process_and_not_of_the_one_that_started_it(tmp_path: Path) -> None:
+    large = bytearray(300 << 20)
+    here = high_water_bytes()
+    assert here > len(large)
+    job = Move(directory=str(tmp_path / "store"), batch_events=1, bytes=1)
+    with children([job]) as [child]:
+        told = child.hear()
+        child.end()
+    assert told["events"] == 1
+    assert 0 < told["memory"] < here
+
+
 def test_every_area_is_a_module_with_figures_and_a_command_of_its_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -242,7 +417,7 @@ def test_every_area_is_a_module_with_figures_and_a_command_of_its_own(
     shown = capsys.readouterr().out
     for area, about in bench.AREAS.items():
         assert callable(importlib.import_module(f"penstock.cli.bench.{area}").figures)
-        assert f"{area}  {about}" in shown
+        assert re.search(rf"{area} +{re.escape(about)}", shown)
 
 
 def test_all_measures_every_area_and_prints_one_document_with_all_of_them(

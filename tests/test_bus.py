@@ -481,7 +481,7 @@ async def test_an_unknown_topic_is_answered_with_the_nearest(bus: Bus) -> None:
 
 async def test_an_unknown_field_is_answered_with_the_nearest(bus: Bus) -> None:
     with pytest.raises(UsageError, match="no field 'header'; did you mean 'headers'"):
-        await bus.publish(raw, b"x", header={"a": "b"})  # type: ignore[call-arg]
+        await bus.publish(raw, b"x", header={"a": "b"})  # type: ignore[call-overload]
 
 
 async def test_sizes_beyond_the_limits_are_refused_with_the_numbers(store: MemoryStore) -> None:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock import ports
+from penstock import deduplication, ports
 from penstock.clock import VirtualClock
 from penstock.errors import OffsetOutOfRange, PenstockError, ProducerExpired, StoreClosed, StoreFull, TopicMismatch
 from penstock.offsets import Range, RangeSet
@@ -26,7 +26,7 @@ from penstock.producers import PRODUCER_IDLE_SECONDS
 from penstock.rows import Appended, Commit, Manifest, ParkedFilter, Partition, Scheduled, Staged
 from penstock.settings import MemorySettings
 from penstock.stores.memory import MemoryStore
-from penstock.stores.memory.log import PartitionLog, Producer
+from penstock.stores.memory.log import PartitionLog
 from penstock.testing.conformance import StoreConformance
 from penstock.testing.conformance.builders import (
     a_parked,
@@ -246,7 +246,7 @@ def offsets_are_used_again(store: MemoryStore, right: Any, partition: Partition,
 
 @planted("log.append", "test_a_repeat_is_answered_with_its_first_offsets_and_not_stored")
 def a_duplicate_is_stored_twice(store: MemoryStore, right: Any, partition: Partition, *args: Any) -> Any:
-    log_of(store, partition).producers.clear()
+    log_of(store, partition).producers._producers.clear()
     return right(partition, *args)
 
 
@@ -275,7 +275,7 @@ def a_conflict_is_accepted(_: MemoryStore, right: Any, partition: Partition, bat
 @planted("log.append", "test_the_other_runs_of_an_append_are_stored_when_one_is_refused")
 def one_refused_run_refuses_all(store: MemoryStore, right: Any, where: Partition, batch: Any, runs: Any) -> Any:
     clock = store._state.clock
-    answers = [log_of(store, where).answer(run, clock.monotonic(), clock.time_us()) for run in runs]
+    answers = [log_of(store, where).producers.answer(run, clock.time_us()) for run in runs]
     if any(answer and answer.refused for answer in answers):
         return [answer or Appended(None) for answer in answers]
     return right(where, batch, runs)
@@ -287,16 +287,16 @@ def one_refused_run_refuses_all(store: MemoryStore, right: Any, where: Partition
     "test_a_producer_that_was_born_long_ago_and_is_not_known_is_refused",
 )
 def forgotten_producers_are_taken_for_new(store: MemoryStore, right: Any, where: Partition, *args: Any) -> Any:
-    log = log_of(store, where)
-    log._forget_idle(store._state.clock.monotonic())
+    table, now = log_of(store, where).producers, store._state.clock.time_us()
+    table._advance(now)
     for run in args[1]:
-        log.producers.setdefault(run.producer, Producer()).used_at = store._state.clock.monotonic()
+        table._producers.setdefault(run.producer, deduplication._Producer()).used_at = now
     return right(where, *args)
 
 
 @planted("log.append", "test_a_new_producer_may_begin_at_any_sequence")
 def a_producer_must_begin_at_0(store: MemoryStore, right: Any, where: Partition, batch: Any, runs: Any) -> Any:
-    known = log_of(store, where).producers
+    known = log_of(store, where).producers._producers
     if any(run.first_sequence and run.producer not in known for run in runs):
         return [Appended(None, refused=ProducerExpired("unknown")) for _ in runs]
     return right(where, batch, runs)
@@ -309,8 +309,8 @@ def a_producer_must_begin_at_0(store: MemoryStore, right: Any, where: Partition,
     "test_a_schedule_that_was_silent_for_months_is_still_recognised",
 )
 def lasting_producers_are_forgotten(store: MemoryStore, right: Any, where: Partition, *args: Any) -> Any:
-    producers, now = log_of(store, where).producers, store._state.clock.monotonic()
-    for name in [name for name, known in producers.items() if now - known.used_at > PRODUCER_IDLE_SECONDS]:
+    producers, now = log_of(store, where).producers._producers, store._state.clock.time_us()
+    for name in [name for name, known in producers.items() if now - known.used_at > PRODUCER_IDLE_SECONDS * 1e6]:
         del producers[name]
     return right(where, *args)
 
@@ -333,8 +333,8 @@ def first_cursors_are_not_kept(_: MemoryStore, right: Any, subscription: Any, _c
 
 @planted("log.append", "test_a_producer_that_was_silent_for_longer_is_refused")
 def producers_are_never_forgotten(store: MemoryStore, right: Any, partition: Partition, *args: Any) -> Any:
-    for producer in log_of(store, partition).producers.values():
-        producer.used_at = store._state.clock.monotonic()
+    for producer in log_of(store, partition).producers._producers.values():
+        producer.used_at = store._state.clock.time_us()
     return right(partition, *args)
 
 
@@ -349,7 +349,7 @@ def a_lower_epoch_is_accepted(_: MemoryStore, right: Any, partition: Partition, 
     "test_a_run_that_overlaps_a_long_past_one_in_part_is_refused",
 )
 def older_runs_are_stored_again(store: MemoryStore, right: Any, partition: Partition, *args: Any) -> Any:
-    for producer in log_of(store, partition).producers.values():
+    for producer in log_of(store, partition).producers._producers.values():
         firsts = [run.first_sequence for run, _ in producer.recent]
         producer.stored = RangeSet(Range(first, first + 1) for first in firsts)
     return right(partition, *args)

@@ -105,6 +105,8 @@ PRECEDENCE = ("flag", "environment", "file")
 
 
 def values_of(name: str) -> st.SearchStrategy[object]:
+    if isinstance(SETTINGS[name].default, float):
+        return st.floats(0, 1e6).map(lambda number: round(number, 3))
     if isinstance(SETTINGS[name].default, int):
         return st.integers(min_value=1, max_value=1 << 45) | st.integers(1, 64).map(lambda number: number << 20)
     return st.from_regex(r"(file:\./|penstock://u:p@)[a-z0-9_ é%-]{1,20}[a-z]", fullmatch=True)
@@ -118,8 +120,7 @@ def toml_of(values: dict[str, object]) -> str:
     """Return the values as TOML: the top level first, since a table has no end but the next one."""
     lines = []
     for name, value in sorted(values.items(), key=lambda item: "." in item[0]):
-        group, _, key = name.rpartition(".")
-        lines += [f"{group}.{key} = {value}" if group else f"{key} = {json.dumps(value, ensure_ascii=False)}"]
+        lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}"]
     return "\n".join(lines)
 
 

@@ -32,7 +32,9 @@ def test_the_settings_reach_the_store() -> None:
         ("orders", "needs a scheme"),
         ("memroy:", "there is no store for 'memroy'; did you mean 'memory'"),
         ("memory:./data", "'memory:' takes nothing after it"),
-        ("file:./data", "this version has no 'file' store yet; it has 'memory:'"),
+        ("file:", "names no directory"),
+        ("file://elsewhere/data", "names the host 'elsewhere'"),
+        ("postgresql://db/events", "this version has no 'postgresql' store yet; it has 'file:', 'memory:'"),
         ("postgresql://u:secret@h/d", "no 'postgresql' store yet"),
     ],
 )

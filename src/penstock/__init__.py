@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.batch import Batch as Batch
     from penstock.batch import StoredEvent as StoredEvent
     from penstock.bus.bus import Bus as Bus
+    from penstock.bus.delayed import ScheduledReceipt as ScheduledReceipt
     from penstock.bus.publisher import Prepared as Prepared
     from penstock.bus.publisher import Receipt as Receipt
     from penstock.bus.topic import Topic as Topic
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.offsets import Gap as Gap
     from penstock.offsets import Position as Position
     from penstock.offsets import Range as Range
+    from penstock.rows import Retention as Retention
     from penstock.settings import Settings as Settings
     from penstock.stores import open_store as open_store
 
@@ -28,6 +30,7 @@ _HOMES = {
     "Batch": "penstock.batch",
     "StoredEvent": "penstock.batch",
     "Bus": "penstock.bus.bus",
+    "ScheduledReceipt": "penstock.bus.delayed",
     "Prepared": "penstock.bus.publisher",
     "Receipt": "penstock.bus.publisher",
     "Topic": "penstock.bus.topic",
@@ -37,6 +40,7 @@ _HOMES = {
     "Gap": "penstock.offsets",
     "Position": "penstock.offsets",
     "Range": "penstock.offsets",
+    "Retention": "penstock.rows",
     "Settings": "penstock.settings",
     "open_store": "penstock.stores",
 }

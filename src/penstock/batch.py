@@ -13,6 +13,7 @@ its offsets count from 0.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -128,15 +129,15 @@ class Batch:
     def from_events(cls, events: Iterable[Event]) -> Self:
         """Build a batch from envelopes, in their order."""
         listed = list(events)
+        count = len(listed)
         arrays: dict[str, pa.Array] = {}
         for name in cols.NAMES:
-            values = (
-                [getattr(event, name) or None for event in listed]
-                if name == "headers"
-                else [getattr(event, name) for event in listed]
-            )
-            if name == "data" or any(value is not None for value in values):
-                arrays[name] = cols.column(name, values, len(listed))
+            values: list[Any] = list(map(attrgetter(name), listed))
+            if name == "headers":
+                values = [headers or None for headers in values]
+            # Most columns are absent, which the first event does not prove, but counting quickly does.
+            if name == "data" or (count and (values[0] is not None or values.count(None) < count)):
+                arrays[name] = cols.column(name, values, count)
         return cls(cols.assemble(arrays))
 
     @classmethod

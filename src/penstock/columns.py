@@ -14,6 +14,7 @@ Two seeds, because with one hash a consumer of few slots would see few partition
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, Final
 
@@ -112,6 +113,24 @@ def assemble(columns: dict[str, pa.Array]) -> pa.RecordBatch:
     if batch.get_total_buffer_size() > BODY_BYTES_MAX and batch.nbytes > BODY_BYTES_MAX:
         raise TooLarge("a batch", batch.nbytes, BODY_BYTES_MAX, "split it")
     return batch
+
+
+def concatenate(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the events of several batches as one; a column that some of them lack has no values there."""
+    if len(batches) == 1:
+        return batches[0]
+    present = {name for batch in batches for name in batch.schema.names}
+    names = [name for name in NAMES if name in present]
+    arrays = [
+        pa.concat_arrays(
+            [
+                batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, SCHEMA.field(name).type)
+                for batch in batches
+            ]
+        )
+        for name in names
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(mask_of(names)))
 
 
 def adopt(batch: pa.RecordBatch | pa.Table) -> pa.RecordBatch:

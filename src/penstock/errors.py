@@ -40,8 +40,13 @@
         + TrimRefused              a protected subscription has not passed these events
         + StaleCursor              a cursor would move backwards within its generation
         + SinkConflict             a sink name belongs to another query
+        + WriterStalled            another process holds the turn to write and does not move
+        + WritingStopped           a sync failed, and so did what mends that
+        + NewerFormat              the bytes were written by a newer version: upgrade
       - IntegrityError             stored or received bytes are not what they claim to be
         + InvalidBatch             bytes do not hold a valid batch of events
+        + Corruption               stored bytes are damaged or missing; says where
+        + StateMissing             cursors or parked rows are gone and cannot be derived
 
 Three words have a fixed meaning in messages. *Refused*: surely not written. *Unknown*: it may
 be written; a retry through the same prepared publish never makes a duplicate. *Damaged*: bytes on
@@ -351,12 +356,66 @@ class SinkConflict(StoreError):
     """Raised when a sink name belongs to another query: choose another name, or adopt it."""
 
 
+class WriterStalled(StoreError):
+    """Raised when another process holds the turn to write and does not move: it is frozen, or its disk is.
+
+    Nothing was written. Writing goes on by itself when that process goes on or ends.
+    """
+
+    def __init__(self, what: str, pid: int | None, waited_seconds: float) -> None:
+        holder = "another process" if pid is None else f"process {pid}"
+        super().__init__(
+            f"{what}: {holder} holds the turn to write and has not moved for {waited_seconds:.3g} s; nothing was "
+            f"written. If it is stopped or hangs, resume or kill it; writing goes on by itself then"
+        )
+        self.pid = pid
+
+
+class WritingStopped(StoreError):
+    """Raised when a sync failed and what should have mended that failed, too. Nothing was written.
+
+    What is acknowledged can still be read. Look at the disk, then open the store anew.
+    """
+
+
+class NewerFormat(StoreError):
+    """Raised when bytes were written by a newer version of Penstock: upgrade. Nothing was changed or cut."""
+
+
 class IntegrityError(PenstockError):
     """Raised when stored or received bytes are not what they claim to be. The CLI exits with 3."""
 
 
 class InvalidBatch(IntegrityError):
     """Raised when bytes do not hold a valid batch of events; nothing of them was used."""
+
+
+class Corruption(IntegrityError):
+    """Raised when stored bytes are damaged, missing or foreign; the rest stays readable.
+
+    `kind` is one of `torn`, `corrupt`, `missing`, `foreign`; `file` and `byte` say where, and `start` and `stop`
+    which offsets it concerns. `penstock verify` lists all damage, `penstock repair` replaces it by a declared gap.
+    """
+
+    def __init__(self, kind: str, file: str, *, byte: int, start: int, stop: int | None, detail: str) -> None:
+        until = "the end" if stop is None else str(stop)
+        super().__init__(
+            f"{kind}: {file} at byte {byte}, offsets {start} to {until}: {detail}; "
+            f"`penstock verify` shows all damage, `penstock repair` declares what is lost"
+        )
+        self.kind = kind
+        self.file = file
+        self.byte = byte
+        self.start = start
+        self.stop = stop
+        self.detail = detail
+
+
+class StateMissing(IntegrityError):
+    """Raised when progress that cannot be derived (cursors, parked rows) is gone or damaged.
+
+    Nothing is invented in its place: restore the file, or say with `penstock repair` that it is lost.
+    """
 
 
 # --- suggestions -----------------------------------------------------------------------------

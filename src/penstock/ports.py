@@ -69,7 +69,10 @@ class Log(Protocol):
     """Topics, and their events in order: dense offsets 0, 1, 2, … per partition, for ever."""
 
     def create_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
-        """Create a topic, or return it if it exists with these settings; else `TopicMismatch`."""
+        """Create a topic, or return it if it exists with these settings; else `TopicMismatch`.
+
+        Another retention or compression is no mismatch: it is the topic's from then on.
+        """
 
     def delete_topic(self, log_id: str) -> None:
         """Delete a topic with its events, subscriptions, all their state, and what is scheduled for it.
@@ -396,3 +399,12 @@ class Backend(Protocol):
 
     async def find_time(self, partition: Partition, time_us: int) -> int:
         """See `Log.find_time`."""
+
+    async def schedule_add(self, rows: Sequence[Scheduled]) -> None:
+        """See `Schedule.add`; a cancelled call may still have stored them."""
+
+    async def schedule_cancel(self, id: str) -> bool:
+        """See `Schedule.cancel`."""
+
+    async def schedule_page(self, *, after: tuple[int, str] | None = None, limit: int = 100) -> list[Scheduled]:
+        """See `Schedule.page`."""

@@ -15,6 +15,9 @@ from penstock.errors import ProducerRefused
 from penstock.events import Event
 from penstock.offsets import Range
 
+Durability = Literal["sync", "os"]
+Compression = Literal["none", "zstd"]
+
 # --- topics and the log -----------------------------------------------------------------------
 
 
@@ -28,8 +31,23 @@ class Partition(NamedTuple):
         return f"{self.log_id}/{self.number}"
 
 
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a log is kept; by default everything. It may change at any time.
+
+    Nothing that a protected subscription has not passed is removed, but for the hard cap. Stores remove whole files,
+    so that they keep somewhat more than is asked for, never less.
+    """
+
+    age_seconds: float | None = None
+    """Events that were appended longer ago may go."""
+    bytes_max: int | None = None
+    """Of each partition: the oldest events may go when it is larger."""
+    hard_bytes_max: int | None = None
+    """Of each partition: beyond it the oldest events go, protected or not; an alert is logged first."""
+
+
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is fixed when a topic is created."""
+    """What is said of a topic when it is created; all but compression and retention is fixed for ever."""
 
     partitions: int = 1
     """How many; a key's partition must never change, so this cannot either."""
@@ -37,6 +55,17 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an event is that does not say it; saves a column for topics of one codec."""
     source: str = ""
     """The CloudEvents source of an event that does not say it; empty means `penstock:<topic>`."""
+    durability: Durability = "sync"
+    """`sync`: an acknowledged event is on the medium. `os`: it is with the operating system, and a power cut may lose
+    the last ones; readers see them at once."""
+    compression: Compression = "none"
+    """Of what is stored from now on; what is there already stays as it is."""
+    retention: Retention = Retention()
+
+    @property
+    def fixed(self) -> TopicSettings:
+        """The settings without what may change."""
+        return msgspec.structs.replace(self, compression="none", retention=Retention())
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -191,6 +191,27 @@ class MemorySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileSettings:
+    """How the `file:` store uses its directory."""
+
+    segment_bytes: int = setting(256 << 20, "Bytes of a segment file, after which the next one begins.", unit="bytes")
+    allocate_bytes: int = setting(4 << 20, "Bytes by which the file being written is extended ahead.", unit="bytes")
+    reserve_bytes: int = setting(
+        16 << 20, "Bytes of the disk that events leave free for cursors; at most a twentieth of it.", unit="bytes"
+    )
+    stall_seconds: float = setting(
+        5.0, "How long to wait for a writer that does not move before giving up.", unit="s", minimum=0
+    )
+    marker_seconds: float = setting(0.1, "Silence after which the last block gets a witness.", unit="s", minimum=0)
+    retain_seconds: float = setting(60.0, "How often retention is looked at.", unit="s", minimum=0)
+    parked_rows_max: int = setting(1_000_000, "Number of parked rows of all subscriptions.")
+    scheduled_rows_max: int = setting(1_000_000, "Number of delayed publishes that wait.")
+    runtime_directory: str = setting(
+        "auto", "Where processes of a user wake each other; auto: /run/user/<uid>, or one in the temporary directory."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Every setting, at its default unless given."""
 
@@ -200,6 +221,7 @@ class Settings:
         redact=redact_url,
     )
     limits: Limits = field(default_factory=Limits)
+    file: FileSettings = field(default_factory=FileSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
 
 

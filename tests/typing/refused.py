@@ -22,7 +22,7 @@ no_events: Topic[bytes] = Topic("orders")  # type: ignore[call-arg]
 
 async def main(bus: Bus) -> None:
     await bus.publish(orders, b"bytes")  # type: ignore[misc]
-    await bus.publish(orders, OrderPlaced("ada"), header={})  # type: ignore[call-arg]
+    await bus.publish(orders, OrderPlaced("ada"), header={})  # type: ignore[call-overload]
     await bus.publish(orders, OrderPlaced("ada"), headers={"a": 1})  # type: ignore[dict-item]
     await bus.publish_batch(orders, b"bytes")  # type: ignore[misc]
     receipt = await bus.publish(orders, OrderPlaced("ada"))

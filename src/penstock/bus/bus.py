@@ -17,21 +17,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from itertools import count
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from penstock.batch import Batch, StoredEvent
+from penstock.bus.delayed import Delayed, ScheduledReceipt, delayed_id, due_us
 from penstock.bus.directory import TopicDirectory
+from penstock.bus.entrances import Entrances
 from penstock.bus.local import Local
 from penstock.bus.publisher import Prepared, Publisher, Receipt
 from penstock.bus.topic import EventFields, Key, Topic
-from penstock.clock import Clock, SystemClock, datetime_to_us
+from penstock.clock import Clock, SystemClock, datetime_to_us, us_to_datetime
 from penstock.errors import BusClosed, GapFound, InvalidEvent, UnknownTopic, UsageError
 from penstock.events import Event
 from penstock.offsets import Gap
-from penstock.rows import Partition
+from penstock.rows import Partition, Scheduled, Staged
+from penstock.runtime.entrances import partition_of
 from penstock.settings import Settings, redact_url, resolve
 
 if TYPE_CHECKING:
+    import os
+    import sqlite3
     from types import TracebackType
 
     from penstock.ports import Backend, Store
@@ -40,6 +46,7 @@ T = TypeVar("T")
 
 READ_BYTES = 1 << 20
 READ_EVENTS = 5_000
+SCHEDULED_PAGE_MAX = 1_000
 
 
 class Bus:
@@ -47,6 +54,7 @@ class Bus:
 
     * `url`: the store; None takes `PENSTOCK_URL`, then `penstock.toml`, then `file:./penstock-data`.
     * `topics`: created on opening if they do not exist.
+    * `outbox`: the application's own SQLite file. What `stage` puts there is published while this bus is open.
     * `settings`: instead of reading the environment and `penstock.toml`.
     * `clock`, `store`: for tests. A store that is given stays open when the bus closes.
     """
@@ -56,6 +64,7 @@ class Bus:
         url: str | None = None,
         *,
         topics: Iterable[Topic[Any]] = (),
+        outbox: str | os.PathLike[str] | None = None,
         settings: Settings | None = None,
         clock: Clock | None = None,
         store: Store | None = None,
@@ -69,6 +78,8 @@ class Bus:
             if self._declared.setdefault(topic.name, topic) is not topic:
                 raise UsageError(f"topic {topic.name!r} is declared twice; declare it once, with all its classes")
         self._directory = TopicDirectory(self._declared, self._opened)
+        self._entrances = Entrances(self._declared, self._clock, outbox)
+        self._delayed_number = count()
         self._opening = asyncio.Lock()
         self._backend: Backend | None = None
         self._publisher_: Publisher | None = None
@@ -95,6 +106,7 @@ class Bus:
             was, self._state = self._state, "closed"
             if was == "open":
                 assert self._backend is not None
+                await self._entrances.stop()
                 await self._publisher.drained()
                 await self._backend.close()
 
@@ -115,6 +127,8 @@ class Bus:
         except BaseException:
             await backend.close()
             raise
+        if isinstance(backend, Local):
+            self._entrances.start(backend)
         self._state = "open"
 
     def _check_not_closed(self) -> None:
@@ -139,19 +153,62 @@ class Bus:
 
     # --- publishing --------------------------------------------------------------------------
 
+    @overload
     async def publish(
         self,
         topic: Topic[T] | str,
         value: T | Event,
         *,
+        delay: None = None,
+        at: None = None,
         timeout: float | timedelta | None = None,  # noqa: ASYNC109 - it decides the outcome
         **fields: Unpack[EventFields],
-    ) -> Receipt:
+    ) -> Receipt: ...
+
+    @overload
+    async def publish(
+        self,
+        topic: Topic[T] | str,
+        value: T | Event,
+        *,
+        delay: float | timedelta,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - it decides the outcome
+        **fields: Unpack[EventFields],
+    ) -> ScheduledReceipt: ...
+
+    @overload
+    async def publish(
+        self,
+        topic: Topic[T] | str,
+        value: T | Event,
+        *,
+        at: datetime,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - it decides the outcome
+        **fields: Unpack[EventFields],
+    ) -> ScheduledReceipt: ...
+
+    async def publish(
+        self,
+        topic: Topic[T] | str,
+        value: T | Event,
+        *,
+        delay: float | timedelta | None = None,
+        at: datetime | None = None,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - it decides the outcome
+        **fields: Unpack[EventFields],
+    ) -> Receipt | ScheduledReceipt:
         """Store one event and return its receipt.
 
         `value` is one of the topic's classes, `bytes`, or a whole `Event`; `fields` set what it says besides.
         After `timeout` the outcome is unknown: `PublishUnknown`.
+
+        With `delay` (seconds, or a `timedelta`) or `at` the event is stored now and enters the topic then, or as
+        soon as a bus is open after that; its `ttl` begins then, too. A `ScheduledReceipt` is returned.
         """
+        if delay is not None or at is not None:
+            delayed = await self._delayed(topic, value, fields, delay, at)
+            with self._directory.forgotten_if_deleted(delayed.topic):
+                return await delayed.send(timeout=timeout)
         topic = await self._directory.topic(topic)
         return await self._prepared(topic, value, fields).send(timeout=timeout)
 
@@ -195,7 +252,8 @@ class Bus:
 
     def _prepared(self, topic: Topic[T], value: T | Event, fields: EventFields) -> Prepared:
         event = topic.to_event(value, self._clock.time_us(), fields)
-        return self._publisher.prepare(topic.name, topic.settings.partitions, Batch.from_events([event]))
+        publisher = self._publisher_ or self._publisher
+        return publisher.prepare_event(topic.name, topic.settings.partitions, event)
 
     def _prepared_batch(
         self, topic: Topic[T], values: Sequence[T | Event] | Batch, keys: Sequence[Key] | None
@@ -210,6 +268,77 @@ class Bus:
         else:
             batch = topic.to_batch(values, self._clock.time_us(), keys)
         return self._publisher.prepare(topic.name, topic.settings.partitions, batch)
+
+    async def _delayed(
+        self,
+        topic: Topic[T] | str,
+        value: T | Event,
+        fields: EventFields,
+        delay: float | timedelta | None,
+        at: datetime | None,
+    ) -> Delayed:
+        now_us = self._clock.time_us()
+        due_at = due_us(delay, at, now_us)
+        topic = await self._directory.topic(topic)
+        event = topic.to_event(value, max(due_at, now_us), fields)
+        self._check_limits(topic, event)
+        info = await self._directory.info(topic.name)
+        id_ = delayed_id(now_us, next(self._delayed_number))
+        row = Scheduled(
+            id=id_,
+            log_id=info.log_id,
+            partition=partition_of(event, info.settings.partitions, keyless=int(id_, 16)),
+            due_at=due_at,
+            event=event,
+        )
+        return Delayed(topic.name, row, await self._opened(), self._clock, self._entrances.scheduling)
+
+    def _check_limits(self, topic: Topic[Any], event: Event) -> None:
+        """Refuse an event that a publish would refuse."""
+        self._publisher.prepare_event(topic.name, topic.settings.partitions, event)
+
+    async def cancel_scheduled(self, id: str) -> bool:
+        """Cancel a delayed publish by its receipt's id; False if it is published, or being published, or unknown."""
+        backend = await self._opened()
+        return await backend.schedule_cancel(id)
+
+    async def scheduled(self, *, after: ScheduledReceipt | None = None, limit: int = 100) -> list[ScheduledReceipt]:
+        """Return delayed publishes by when they are due, at most `limit`, beginning after the given one."""
+        if not 1 <= limit <= SCHEDULED_PAGE_MAX:
+            raise UsageError(f"limit is {limit}, it must be 1 to {SCHEDULED_PAGE_MAX:,}: page with `after`")
+        backend = await self._opened()
+        start = None if after is None else (datetime_to_us(after.due_at), after.id)
+        rows = await backend.schedule_page(after=start, limit=limit)
+        names = {info.log_id: info.name for info in await backend.topics()}
+        # A topic that was deleted between the two calls took its rows along.
+        return [
+            ScheduledReceipt(row.id, names[row.log_id], us_to_datetime(row.due_at))
+            for row in rows
+            if row.log_id in names
+        ]
+
+    def stage(
+        self,
+        connection: sqlite3.Connection,
+        topic: Topic[T] | str,
+        value: T | Event,
+        **fields: Unpack[EventFields],
+    ) -> None:
+        """Publish inside the transaction of your own connection: the event appears if and when you commit it.
+
+        The connection is to the file that this bus was given as `outbox`. The bus itself need not be open; some bus
+        with the same outbox must be, sooner or later. A topic that is not declared with this bus is given by name.
+        """
+        self._check_not_closed()
+        outbox = self._entrances.outbox
+        declared: Topic[Any]
+        if isinstance(topic, str) and topic not in self._declared:
+            declared = Topic(topic, bytes)
+        else:
+            declared = self._declared_topic(topic)
+        event = declared.to_event(value, self._clock.time_us(), fields)
+        self._check_limits(declared, event)
+        outbox.stage(connection, [Staged(topic=declared.name, event=event)])
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -68,6 +68,6 @@ class TopicDirectory:
             settings = (await self.info(topic)).settings
             return Topic(topic, bytes, partitions=settings.partitions, source=settings.source)
         settings = (await self.info(topic.name)).settings
-        if settings != topic.settings:
+        if settings.fixed != topic.settings.fixed:
             raise TopicMismatch(f"topic {topic.name!r} exists with {settings}, not with {topic.settings}")
         return topic

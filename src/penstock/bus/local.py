@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.offsets import Gap, Range
     from penstock.ports import Store
     from penstock.producers import Run
-    from penstock.rows import Appended, Partition, TopicInfo, TopicSettings
+    from penstock.rows import Appended, Partition, Scheduled, TopicInfo, TopicSettings
     from penstock.settings import Settings
 
 R = TypeVar("R")
@@ -63,27 +63,37 @@ class Local:
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
-    async def _call(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
+    async def call(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
+        """Call a method of the store, in a thread if it may wait for I/O."""
         if self._threads is None:
             return function(*args, **options)
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **options))
 
     async def create_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
-        return await self._call(self.store.log.create_topic, name, settings)
+        return await self.call(self.store.log.create_topic, name, settings)
 
     async def topics(self) -> list[TopicInfo]:
-        return await self._call(self.store.log.topics)
+        return await self.call(self.store.log.topics)
 
     async def append(self, partition: Partition, batch: Batch, runs: Sequence[Run]) -> list[Appended]:
-        return await self._call(self.store.log.append, partition, batch, runs)
+        return await self.call(self.store.log.append, partition, batch, runs)
 
     async def read(
         self, partition: Partition, start: int, *, bytes_max: int, events_max: int | None = None
     ) -> list[Batch | Gap]:
-        return await self._call(self.store.log.read, partition, start, bytes_max=bytes_max, events_max=events_max)
+        return await self.call(self.store.log.read, partition, start, bytes_max=bytes_max, events_max=events_max)
 
     async def bounds(self, partition: Partition) -> Range:
-        return await self._call(self.store.log.bounds, partition)
+        return await self.call(self.store.log.bounds, partition)
 
     async def find_time(self, partition: Partition, time_us: int) -> int:
-        return await self._call(self.store.log.find_time, partition, time_us)
+        return await self.call(self.store.log.find_time, partition, time_us)
+
+    async def schedule_add(self, rows: Sequence[Scheduled]) -> None:
+        await self.call(self.store.schedule.add, rows)
+
+    async def schedule_cancel(self, id: str) -> bool:
+        return await self.call(self.store.schedule.cancel, id)
+
+    async def schedule_page(self, *, after: tuple[int, str] | None = None, limit: int = 100) -> list[Scheduled]:
+        return await self.call(self.store.schedule.page, after=after, limit=limit)

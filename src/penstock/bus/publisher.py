@@ -1,4 +1,4 @@
-"""Publishing: a batch is divided among partitions, each part becomes a run of a producer and is appended.
+"""Publishing: events are divided among partitions, become runs of a producer, and are appended.
 
 A publish ends in one of three ways, and says which:
 
@@ -7,7 +7,9 @@ A publish ends in one of three ways, and says which:
 * `PublishUnknown`: cut off in the middle. `prepared.send()` may be repeated, by the same program, without
   ever making a duplicate, because the events keep their producer and sequences.
 
-Over several partitions the parts may end differently; that is `PartialPublish`, with the end of each.
+A batch is appended by itself, one part per partition, and the parts may end differently; that is
+`PartialPublish`, with the end of each. Single events for the same partition share their appends
+(`penstock.bus.grouping`), and may be stored with others; yet each has an end of its own.
 
 Sequences are given out when a publish is first sent, not when it is prepared, so that one that is never sent
 leaves nothing behind. If the store has forgotten the producer (it was silent for a week), a first attempt
@@ -17,16 +19,21 @@ goes on under a new one; a repeated attempt cannot, since nobody could tell whet
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from penstock import columns as cols
 from penstock.batch import Batch
+from penstock.bus.grouping import Group, Lane, Part, Room
 from penstock.clock import Clock, seconds
 from penstock.errors import (
     PartialPublish,
@@ -34,8 +41,10 @@ from penstock.errors import (
     ProducerExpired,
     PublishUnknown,
     TooLarge,
+    TopicDeleted,
     UsageError,
 )
+from penstock.events import Event
 from penstock.offsets import Position, Range
 from penstock.ports import Backend
 from penstock.producers import Run, process_producer
@@ -46,20 +55,41 @@ if TYPE_CHECKING:
     from penstock.settings import Limits
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Proof that events are stored, and where."""
 
     topic: str
-    offsets: dict[int, Range | None]
-    """Per partition, the offsets that these events got, in the order they were given; None for a repeat so
-    old that only the fact is known."""
     duplicate: bool
     """Whether all of it was stored by an earlier attempt already."""
-    _partition_of: npt.NDArray[np.int32] = field(repr=False, compare=False)
+    _appended: dict[int, Range | None]
+    """Where the appends that stored these events, and perhaps others with them, put theirs."""
+    _which: int | npt.NDArray[np.int32]
+    """The place of the one event in its append; or the partition of each, if nothing else was appended."""
+
+    @property
+    def offsets(self) -> dict[int, Range | None]:
+        """Per partition, the offsets that these events got, in the order they were given.
+
+        None for a repeat so old that only the fact is known.
+        """
+        if not isinstance(self._which, int):
+            return self._appended
+        ((partition, group),) = self._appended.items()
+        first = None if group is None else group.start + self._which
+        return {partition: None if first is None else Range(first, first + 1)}
 
     def __len__(self) -> int:
-        return len(self._partition_of)
+        return 1 if isinstance(self._which, int) else len(self._which)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Receipt):
+            return NotImplemented
+        return (self.topic, self.offsets, self.duplicate) == (other.topic, other.offsets, other.duplicate)
+
+    __hash__ = None  # type: ignore[assignment] # offsets are a dictionary
+
+    def __repr__(self) -> str:
+        return f"Receipt(topic={self.topic!r}, offsets={self.offsets!r}, duplicate={self.duplicate!r})"
 
     @property
     def position(self) -> Position:
@@ -76,61 +106,121 @@ class Receipt:
             if offsets is None:
                 raise UsageError(f"partition {partition} stored these events so long ago that it only knows the fact")
             following[partition] = iter(offsets)
-        return [Position(self.topic, index, next(following[index])) for index in self._partition_of.tolist()]
+        partition_of = list(following) if isinstance(self._which, int) else self._which.tolist()
+        return [Position(self.topic, index, next(following[index])) for index in partition_of]
 
 
-@dataclass(slots=True)
-class Part:
-    """The events of a publish that go to one partition."""
-
-    partition: int
-    batch: Batch
-    run: Run | None = None
-    """Given with the first attempt, and the same in all later ones."""
-
-
-class Prepared:
+class Prepared(ABC):
     """A publish that may be sent, and sent again, without making a duplicate."""
 
-    def __init__(
-        self, topic: str, parts: list[Part], partition_of: npt.NDArray[np.int32], publisher: Publisher
-    ) -> None:
-        self.topic = topic
-        self._parts = parts
-        self._partition_of = partition_of
-        self._publisher = publisher
+    __slots__ = ("_publisher", "topic")
 
-    def __len__(self) -> int:
-        return len(self._partition_of)
+    topic: str
+    _publisher: Publisher
+
+    @abstractmethod
+    def __len__(self) -> int: ...
 
     def __repr__(self) -> str:
         return f"<Prepared {len(self):,} events for {self.topic!r}>"
 
+    @abstractmethod
     async def send(self, *, timeout: float | timedelta | None = None) -> Receipt:  # noqa: ASYNC109 - see below
         """Append what is not stored yet and return the receipt of all; may be repeated at any time.
 
         After `timeout` (seconds, or a `timedelta`) the outcome is unknown: `PublishUnknown`, which carries this
         object. If the calling task is cancelled it is unknown, too; keep this object, and send it again.
         """
-        limit = None if timeout is None else seconds(timeout, "timeout")
+
+    async def _send_within(self, timeout: float | timedelta) -> Receipt:  # noqa: ASYNC109 - see `send`
+        limit = seconds(timeout, "timeout")
         try:
             async with asyncio.timeout(limit):
-                if len(self._parts) == 1:  # the rule for single events, and no task is needed for it
-                    outcomes = [await self._outcome(self._parts[0])]
-                else:
-                    outcomes = await asyncio.gather(*map(self._outcome, self._parts))
+                return await self.send()
         except TimeoutError:
             raise PublishUnknown(self.topic, len(self), self, f"no answer within {limit} s") from None
+
+
+class PreparedEvent(Prepared):
+    """One event, which is sent in a group with others."""
+
+    __slots__ = ("_event", "_group", "_index", "_partition", "_size")
+
+    def __init__(self, topic: str, publisher: Publisher, event: Event, size: int, partition: int) -> None:
+        self.topic = topic
+        self._publisher = publisher
+        self._event = event
+        self._size = size
+        self._partition = partition
+        self._group: Group | None = None
+        self._index = 0
+
+    def __len__(self) -> int:
+        return 1
+
+    async def send(self, *, timeout: float | timedelta | None = None) -> Receipt:  # noqa: ASYNC109 - see `Prepared`
+        """See `Prepared`."""
+        if timeout is not None:
+            return await self._send_within(timeout)
+        publisher = self._publisher
+        try:
+            lane = publisher.lane(self.topic, await publisher.topics.info(self.topic), self._partition)
+            group = self._group
+            if group is None or group.dissolved:
+                if not publisher.room.take(self._size):
+                    await publisher.room.wait(self._size)
+                group = self._joined(lane)
+            earlier = group.answer
+            answer = await lane.outcome(group) if earlier is None else earlier
+        except PenstockError:
+            raise
+        except Exception as error:
+            # Whatever is not one of our own errors came from below, perhaps after the write.
+            raise PublishUnknown(self.topic, 1, self, repr(error)) from error
+        return Receipt(self.topic, answer.duplicate or earlier is not None, group.offsets, self._index)
+
+    def _joined(self, lane: Lane) -> Group:
+        """Return the group that this event is in, with the room that was taken for it."""
+        group = self._group
+        if group is not None and not group.dissolved:  # another task sent this while we waited for room
+            self._publisher.room.leave(1, self._size)
+        else:
+            group = self._group = lane.add(self._event, self._size)
+            self._index = len(group.events) - 1
+        return group
+
+
+class PreparedBatch(Prepared):
+    """Many events, divided into one part per partition."""
+
+    __slots__ = ("_partition_of", "_parts")
+
+    def __init__(
+        self, topic: str, publisher: Publisher, parts: list[Part], partition_of: npt.NDArray[np.int32]
+    ) -> None:
+        self.topic = topic
+        self._publisher = publisher
+        self._parts = parts
+        self._partition_of = partition_of
+
+    def __len__(self) -> int:
+        return len(self._partition_of)
+
+    async def send(self, *, timeout: float | timedelta | None = None) -> Receipt:  # noqa: ASYNC109 - see `Prepared`
+        """See `Prepared`."""
+        if timeout is not None:
+            return await self._send_within(timeout)
+        if len(self._parts) == 1:  # no task is needed for it
+            outcomes = [await self._outcome(self._parts[0])]
+        else:
+            outcomes = await asyncio.gather(*map(self._outcome, self._parts))
         stored = {index: answer for index, answer in outcomes if isinstance(answer, Appended)}
         errors = {index: answer for index, answer in outcomes if not isinstance(answer, Appended)}
+        offsets = {index: answer.offsets for index, answer in stored.items()}
         if errors:
-            self._raise({index: answer.offsets for index, answer in stored.items()}, errors)
-        return Receipt(
-            self.topic,
-            {index: answer.offsets for index, answer in stored.items()},
-            duplicate=bool(stored) and all(answer.duplicate for answer in stored.values()),
-            _partition_of=self._partition_of,
-        )
+            self._raise(offsets, errors)
+        duplicate = bool(stored) and all(answer.duplicate for answer in stored.values())
+        return Receipt(self.topic, duplicate, offsets, self._partition_of)
 
     async def _outcome(self, part: Part) -> tuple[int, Appended | Exception]:
         try:
@@ -161,79 +251,123 @@ class _Producer:
         return Run(self.id, 0, first, len(batch), cols.digest(batch.columns))
 
 
+class _EventLimit(NamedTuple):
+    """How much of something an event may have."""
+
+    limit: int
+    unit: str
+    advice: str
+
+    def check(self, found: int, event: int = 0) -> None:
+        if found > self.limit:
+            raise TooLarge(f"event {event} of this publish", found, self.limit, self.advice, unit=self.unit)
+
+    def check_each(self, found: npt.NDArray[np.int64]) -> None:
+        if len(found):
+            worst = int(found.argmax())
+            self.check(int(found[worst]), worst)
+
+
 class Publisher:
     """Prepares publishes and sends them."""
 
     def __init__(self, backend: Backend, topics: TopicDirectory, limits: Limits, clock: Clock) -> None:
+        self.room = Room()
+        """What single events take, and batches only enter, from being sent until their append has ended."""
         self._backend = backend
-        self._topics = topics
-        self._limits = limits
+        self.topics = topics
         self._clock = clock
+        elsewhere = "store large things elsewhere and publish where they are (limits.event_bytes_max)"
+        self._size_limit = _EventLimit(limits.event_bytes_max, "bytes", elsewhere)
+        self._headers_limit = _EventLimit(limits.headers_max, "headers", "limits.headers_max")
+        self._header_bytes_limit = _EventLimit(limits.headers_bytes_max, "bytes of headers", "limits.headers_bytes_max")
+        self._part_bytes_max = limits.batch_bytes_max
+        self._certainly_allowed = min(limits.event_bytes_max, limits.batch_bytes_max)
         self._producers: dict[Partition, _Producer] = {}
+        self._lanes: dict[tuple[str, int], Lane] = {}
         self._turn = count()
-        self._sending = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+
+    # --- preparing ---------------------------------------------------------------------------
 
     def prepare(self, topic: str, partitions: int, batch: Batch) -> Prepared:
         """Check the limits, and divide the events among the topic's partitions."""
         batch = batch.compact()
         sizes = batch.sizes
-        self._check_events(batch, sizes)
+        self._size_limit.check_each(sizes)
+        if batch.has("headers"):
+            headers = batch.columns.column("headers")
+            self._headers_limit.check_each(cols.header_counts(headers))
+            self._header_bytes_limit.check_each(cols.header_sizes(headers))
         # Events without a key go round the partitions, a publish at a time, so that each stays together.
         partition_of = batch.partitions(partitions, keyless=next(self._turn) % partitions)
         partition_bytes = np.bincount(partition_of, sizes, partitions)
-        if (largest := partition_bytes.max()) > self._limits.batch_bytes_max:
+        self._check_part(int(partition_bytes.argmax()), int(partition_bytes.max()))
+        parts = [Part(index, part) for index, part in _divide(batch, partition_of)]
+        return PreparedBatch(topic, self, parts, partition_of)
+
+    def prepare_event(self, topic: str, partitions: int, event: Event) -> Prepared:
+        """Do the same for one event, which becomes columns only together with others."""
+        size = _size(event)
+        partition = 0
+        if partitions > 1:
+            key = event.key
+            number = next(self._turn) if key is None else xxhash.xxh64_intdigest(key, cols.PARTITION_SEED)
+            partition = number % partitions
+        if size > self._certainly_allowed or event.headers:
+            self._size_limit.check(size)
+            self._headers_limit.check(len(event.headers))
+            self._header_bytes_limit.check(_header_bytes(event.headers))
+            self._check_part(partition, size)
+        return PreparedEvent(topic, self, event, size, partition)
+
+    def _check_part(self, partition: int, size: int) -> None:
+        if size > self._part_bytes_max:
             raise TooLarge(
-                f"this publish, for partition {partition_bytes.argmax()},",
-                int(largest),
-                self._limits.batch_bytes_max,
+                f"this publish, for partition {partition},",
+                size,
+                self._part_bytes_max,
                 "publish it in several batches (limits.batch_bytes_max)",
             )
-        parts = [Part(index, part) for index, part in _divide(batch, partition_of)]
-        return Prepared(topic, parts, partition_of, self)
 
-    def _check_events(self, batch: Batch, sizes: npt.NDArray[np.int64]) -> None:
-        limits = self._limits
-        elsewhere = "store large things elsewhere and publish where they are (limits.event_bytes_max)"
-        _check_each(sizes, limits.event_bytes_max, "bytes", elsewhere)
-        if batch.has("headers"):
-            headers = batch.columns.column("headers")
-            _check_each(cols.header_counts(headers), limits.headers_max, "headers", "limits.headers_max")
-            _check_each(
-                cols.header_sizes(headers),
-                limits.headers_bytes_max,
-                "bytes of headers",
-                "limits.headers_bytes_max",
-            )
+    # --- sending -----------------------------------------------------------------------------
+
+    def lane(self, topic: str, info: TopicInfo, number: int) -> Lane:
+        """Return where single events for a partition of the topic gather."""
+        lane = self._lanes.get((info.log_id, number))
+        if lane is None:
+            partition = Partition(info.log_id, number)
+            lane = Lane(number, partial(self._append, topic, partition), self._part_bytes_max, self.room)
+            self._lanes[partition] = lane
+        return lane
 
     async def send(self, topic: str, part: Part) -> Appended:
-        """Append one part; a refusal is raised."""
-        info = await self._topics.info(topic)
-        self._sending += 1
-        self._idle.clear()
+        """Append one part by itself; a refusal is raised."""
+        info = await self.topics.info(topic)
+        self.room.occupy(1, 0)
         try:
-            with self._topics.forgotten_if_deleted(topic):
-                return await self._append(info, part)
+            return await self._append(topic, Partition(info.log_id, part.partition), part)
         finally:
-            self._sending -= 1
-            if not self._sending:
-                self._idle.set()
+            self.room.leave(1, 0)
 
     async def drained(self) -> None:
-        """Return when no append is under way."""
-        await self._idle.wait()
+        """Return when no append is under way, and nothing waits for one."""
+        await self.room.emptied()
 
-    async def _append(self, info: TopicInfo, part: Part) -> Appended:
-        partition = Partition(info.log_id, part.partition)
+    async def _append(self, topic: str, partition: Partition, part: Part) -> Appended:
         first_attempt = part.run is None
         if part.run is None:
             part.run = self._producer(partition).run(part.batch)
-        (answer,) = await self._backend.append(partition, part.batch, [part.run])
-        if first_attempt and isinstance(answer.refused, ProducerExpired):
-            del self._producers[partition]
-            part.run = self._producer(partition).run(part.batch)
-            (answer,) = await self._backend.append(partition, part.batch, [part.run])
+        try:
+            with self.topics.forgotten_if_deleted(topic):
+                (answer,) = await self._backend.append(partition, part.batch, [part.run])
+                if first_attempt and isinstance(answer.refused, ProducerExpired):
+                    del self._producers[partition]
+                    part.run = self._producer(partition).run(part.batch)
+                    (answer,) = await self._backend.append(partition, part.batch, [part.run])
+        except TopicDeleted:
+            self._lanes.pop(partition, None)
+            self._producers.pop(partition, None)
+            raise
         if answer.refused is not None:
             raise answer.refused
         return answer
@@ -251,7 +385,26 @@ def _divide(batch: Batch, partition_of: npt.NDArray[np.int32]) -> list[tuple[int
     return [(index, batch.select(np.flatnonzero(partition_of == index)).compact()) for index in used]
 
 
-def _check_each(found: npt.NDArray[np.int64], limit: int, unit: str, advice: str) -> None:
-    if len(found) and found.max() > limit:
-        worst = int(found.argmax())
-        raise TooLarge(f"event {worst} of this publish", int(found[worst]), limit, advice, unit=unit)
+def _size(event: Event) -> int:
+    """Return the bytes of an event, as `Batch.sizes` counts them for one that stands alone."""
+    size = len(event.data)
+    if event.key is not None:
+        size += len(event.key)
+    for text in (event.type, event.content_type, event.id, event.source, event.subject):
+        if text is not None:
+            size += _text_bytes(text)
+    if event.time is not None:
+        size += 8
+    if event.expires_at is not None:
+        size += 8
+    if event.headers:
+        size += _header_bytes(event.headers)
+    return size
+
+
+def _header_bytes(headers: Mapping[str, bytes]) -> int:
+    return sum(_text_bytes(name) + len(value) for name, value in headers.items())
+
+
+def _text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

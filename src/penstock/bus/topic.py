@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar, get_args
 
 import msgspec
 
@@ -18,7 +18,7 @@ from penstock.clock import seconds, us_to_datetime
 from penstock.columns import check_text
 from penstock.errors import DecodeError, InvalidEvent, UsageError, did_you_mean
 from penstock.events import Event, EventType, check_event, check_name, event_type_of, utf8, version_of
-from penstock.rows import TopicSettings
+from penstock.rows import Compression, Durability, Retention, TopicSettings
 
 if TYPE_CHECKING:
     from penstock.batch import StoredEvent
@@ -48,6 +48,15 @@ class EventFields(TypedDict, total=False):
     """Seconds (or a `timedelta`) after which it is not worth delivering, instead of the topic's."""
 
 
+class _Form(NamedTuple):
+    """What all events of one class have in common."""
+
+    encode: Callable[[Any], bytes]
+    type: str | None
+    content_type: str | None
+    headers: dict[str, bytes]
+
+
 class Topic(Generic[T]):
     """A stream of events of one class, of several, or of `bytes`.
 
@@ -58,6 +67,10 @@ class Topic(Generic[T]):
     * `partitions`: how many parts of it can be read independently. Fixed when the topic is created.
     * `ttl`: seconds (or a `timedelta`) after which an event is not worth delivering; None for ever.
     * `source`: the CloudEvents source of its events; `penstock:<name>` unless given.
+    * `durability`: `sync`, an acknowledged event is on the medium; or `os`, it is with the operating system, and a
+      power cut may lose the last ones. Fixed when the topic is created.
+    * `compression`: `zstd` makes stores that have files compress what is published from then on.
+    * `retention`: how much of it is kept, as a `Retention`; None keeps everything.
     """
 
     def __init__(
@@ -69,6 +82,9 @@ class Topic(Generic[T]):
         partitions: int = 1,
         ttl: float | timedelta | None = None,
         source: str = "",
+        durability: Durability = "sync",
+        compression: Compression = "none",
+        retention: Retention | None = None,
     ) -> None:
         """Declare a topic; nothing is created before a bus opens."""
         check_name("topic", name)
@@ -91,7 +107,16 @@ class Topic(Generic[T]):
             partitions=partitions,
             content_type=content_types.pop() if len(content_types) == 1 else RAW_CONTENT_TYPE,
             source=source,
+            durability=_one_of(Durability, durability, f"topic {name!r}: durability"),
+            compression=_one_of(Compression, compression, f"topic {name!r}: compression"),
+            retention=retention or Retention(),
         )
+        self._forms = {
+            event_type.cls: _Form(
+                event_type.encode, event_type.name, self._content_type(event_type), event_type.headers
+            )
+            for event_type in self.types.values()
+        } or {bytes: _Form(bytes, None, None, {})}
 
     def __repr__(self) -> str:
         events = ", ".join(sorted(self._by_name)) or "bytes"
@@ -101,7 +126,12 @@ class Topic(Generic[T]):
 
     def to_event(self, value: T | Event, now_us: int, fields: EventFields | None = None) -> Event:
         """Return a value as an event; `fields` are what the publisher sets for this one."""
-        event = value if isinstance(value, Event) else self._encoded(value)
+        if isinstance(value, Event):
+            event = value
+        else:
+            event = self._encoded(value)
+            if not fields and self.ttl_seconds is None and _is_sound(event):
+                return event
         changes = _checked(fields or {})
         ttl = changes.pop("ttl", None)
         if ttl is None and event.expires_at is None:
@@ -117,21 +147,22 @@ class Topic(Generic[T]):
             event = msgspec.structs.replace(event, **changes)
         check_event(event)
         self._check_types([event.type])
+        if isinstance(value, Event) and event.headers is value.headers:
+            # They may be any mapping, and their owner may change them before they are columns.
+            event = msgspec.structs.replace(event, headers=dict(event.headers))
         return event
 
     def _encoded(self, value: T) -> Event:
-        self._check_classes({type(value)})
-        key = self.key(value) if self.key else None
-        event_type = self.types.get(type(value))
-        if event_type is None:
-            assert isinstance(value, bytes)
-            return Event.of(value, key=key)
-        return Event.of(
-            event_type.encode(value),
-            type=event_type.name,
-            key=key,
-            content_type=self._content_type(event_type),
-            headers=event_type.headers,
+        form = self._forms.get(type(value))
+        if form is None:
+            raise self._wrong_class(type(value))
+        key = None if self.key is None else self.key(value)
+        return Event(
+            data=form.encode(value),
+            type=form.type,
+            key=utf8("key", key) if isinstance(key, str) else key,
+            content_type=form.content_type,
+            headers=dict(form.headers) if form.headers else {},
         )
 
     def to_batch(self, values: Sequence[T | Event], now_us: int, keys: Sequence[Key] | None = None) -> Batch:
@@ -164,9 +195,12 @@ class Topic(Generic[T]):
 
     def _check_classes(self, classes: Iterable[type]) -> None:
         for cls in classes:
-            if cls not in self.types and not (cls is bytes and not self.types):
-                wanted = ", ".join(known.__name__ for known in self.types) or "bytes"
-                raise InvalidEvent(f"topic {self.name!r} takes {wanted}, not {cls.__name__}")
+            if cls not in self._forms:
+                raise self._wrong_class(cls)
+
+    def _wrong_class(self, cls: type) -> InvalidEvent:
+        wanted = ", ".join(known.__name__ for known in self._forms)
+        return InvalidEvent(f"topic {self.name!r} takes {wanted}, not {cls.__name__}")
 
     def check_batch(self, batch: Batch) -> None:
         """Refuse event types that are not declared here, and texts that no event may have."""
@@ -201,6 +235,18 @@ def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
         if name not in EventFields.__annotations__:
             raise UsageError(f"an event has no field {name!r}{did_you_mean(name, EventFields.__annotations__)}")
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _is_sound(encoded: Event) -> bool:
+    """Say quickly that `check_event` would find nothing: only what a codec or a key function returned is in doubt."""
+    key = encoded.key
+    return type(encoded.data) is bytes and (key is None or type(key) is bytes) and encoded.content_type is None
+
+
+def _one_of(allowed: Any, value: T, what: str) -> T:
+    if value not in get_args(allowed):
+        raise UsageError(f"{what} is {value!r}, it must be one of {', '.join(map(repr, get_args(allowed)))}")
+    return value
 
 
 def _later(now_us: int, delay_seconds: float) -> datetime:

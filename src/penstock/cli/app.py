@@ -26,7 +26,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
-from penstock.cli import bench, completion, config, version
+from penstock.cli import (
+    bench,
+    completion,
+    config,
+    doctor,
+    dump,
+    publish,
+    read,
+    repair,
+    schedule,
+    topics,
+    trim,
+    verify,
+    version,
+)
 from penstock.cli.output import say
 from penstock.cli.session import Session
 from penstock.errors import IntegrityError, PenstockError, UsageError
@@ -46,6 +60,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(topics.app, name="topics")
+app.command()(publish.publish)
+app.command()(read.read)
+app.command()(trim.trim)
+app.add_typer(schedule.app, name="schedule")
+app.command()(verify.verify)
+app.command()(repair.repair)
+app.command()(dump.dump)
+app.command()(doctor.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 app.command()(version.version)

@@ -8,6 +8,7 @@ clock and the settings, and returns a `Store`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import StoreUnavailable, did_you_mean
@@ -35,9 +36,35 @@ def _open_memory(url: str, *, clock: Clock | None, settings: Settings) -> Store:
     return MemoryStore(clock=clock, limits=settings.memory)
 
 
-_SHIPPED: dict[str, StoreFactory] = {"memory": _open_memory}
+def _open_file(url: str, *, clock: Clock | None, settings: Settings) -> Store:
+    from penstock.stores.file.filesystem import check_filesystem
 
-_PLANNED = {"file", "penstock", "postgresql", "mongodb"}
+    path = _path_of(url)
+    # First, because what follows cannot even be imported on systems where it cannot work.
+    check_filesystem(path)
+    from penstock.clock import SystemClock
+    from penstock.stores.file.platform import Platform
+    from penstock.stores.file.store import FileStore
+
+    return FileStore(path, settings=settings.file, platform=Platform(clock=clock or SystemClock()))
+
+
+def _path_of(url: str) -> Path:
+    """Return the directory that `file:./data`, `file:/data` or `file:///data` names."""
+    rest = url.removeprefix("file:")
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in {"", "localhost"} or not slash:
+            raise StoreUnavailable(f"{url!r} names the host {host!r}: a file store is a local directory, file:./data")
+        rest = f"/{path}"
+    if not rest or "\0" in rest:
+        raise StoreUnavailable(f"{url!r} names no directory: write file:./data, or file:/var/lib/data")
+    return Path(rest).expanduser()
+
+
+_SHIPPED: dict[str, StoreFactory] = {"memory": _open_memory, "file": _open_file}
+
+_PLANNED = {"penstock", "postgresql", "mongodb"}
 """Schemes that the design names and this version does not have; told apart from a typing error."""
 
 

@@ -12,10 +12,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import operator
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, Self
@@ -116,6 +118,18 @@ class Timing(NamedTuple):
         ceiling = None if self.ceiling is None else events / self.ceiling
         return Figure.of(name, events / self.subject, "events/s", goal=goal, ceiling=ceiling, ratio=self._ratio)
 
+    def microseconds(self, name: str, *, goal: str) -> Figure:
+        """Return the figure of whole calls."""
+        return self._times(name, "µs", 1e6, goal)
+
+    def milliseconds(self, name: str, *, goal: str) -> Figure:
+        """Return the figure of whole calls."""
+        return self._times(name, "ms", 1e3, goal)
+
+    def _times(self, name: str, unit: str, units_per_second: float, goal: str) -> Figure:
+        ceiling = None if self.ceiling is None else self.ceiling * units_per_second
+        return Figure.of(name, self.subject * units_per_second, unit, goal=goal, ceiling=ceiling, ratio=self._ratio)
+
     @property
     def _ratio(self) -> float | None:
         return None if self.ceiling is None else self.ceiling / self.subject
@@ -152,14 +166,46 @@ def compare(
     return Timing(*map(median, seconds))
 
 
+def sample(
+    contestants: Sequence[Work],
+    count: int,
+    *,
+    before: Work = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[list[float]]:
+    """Time single calls of each in turn, so many times; return all times of each.
+
+    This is for what cannot be repeated within a round: `before` prepares every call, untimed.
+    """
+    seconds: list[list[float]] = [[] for _ in contestants]
+    for _ in range(count):
+        for index, work in enumerate(contestants):
+            before()
+            seconds[index].append(_time(work, 1, clock))
+    return seconds
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the least of the values that so many percent do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)]
+
+
 def _time(work: Work, calls: int, clock: Callable[[], float]) -> float:
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         start = clock()
         for _ in range(calls):
             work()
         return clock() - start
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector off."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()

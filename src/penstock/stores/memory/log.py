@@ -1,23 +1,19 @@
-"""The `Log` port in memory: per partition its blocks, and exactly which sequences each producer stored."""
+"""The `Log` port in memory: per partition its blocks and its producers."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
-from itertools import takewhile
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.batch import Batch, Place
+from penstock.deduplication import ProducerTable
 from penstock.errors import (
     BeyondEnd,
-    ProducerConflict,
-    ProducerExpired,
-    ProducerFenced,
-    ProducerRefused,
     StoreFull,
     TopicDeleted,
     TopicMismatch,
@@ -25,8 +21,8 @@ from penstock.errors import (
     TrimRefused,
     UsageError,
 )
-from penstock.offsets import Gap, Range, RangeSet
-from penstock.producers import PRODUCER_HOLES_MAX, PRODUCER_IDLE_SECONDS, PRODUCER_RUNS_KEPT, Run, born_at
+from penstock.offsets import Gap, Range
+from penstock.producers import Run
 from penstock.rows import Appended, Partition, TopicInfo, TopicSettings
 
 if TYPE_CHECKING:
@@ -39,56 +35,6 @@ BLOCK_OVERHEAD_BYTES = 1024
 """What an appended batch costs beside its columns, about: Arrow's and Python's objects."""
 
 
-class Producer:
-    """Which sequences of a producer are stored, exactly; and where its last runs are."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.floor = 0  # below it nothing is known, so that nothing below it is accepted
-        self.end = 0  # from it on nothing is stored, which is the usual case and quickly told
-        self.stored = RangeSet()
-        self.recent: deque[tuple[Run, Range]] = deque(maxlen=PRODUCER_RUNS_KEPT)
-        self.used_at = 0.0
-
-    def answer(self, run: Run) -> Appended | None:
-        """Return the answer to a run that must not be stored, or None for news."""
-        wanted = Range(run.first_sequence, run.end_sequence)
-        if run.epoch < self.epoch:
-            return _refuse(ProducerFenced, run, f"has epoch {run.epoch}, which is over: it is {self.epoch} now")
-        if wanted.start >= self.end:
-            return None
-        if wanted.start < self.floor:
-            return _refuse(ProducerExpired, run, "is too old to tell a repeat from news")
-        return self._answer_among_stored(run, wanted)
-
-    def _answer_among_stored(self, run: Run, wanted: Range) -> Appended | None:
-        for stored, offsets in self.recent:
-            if stored[2:] == run[2:]:
-                return Appended(offsets, duplicate=True)
-            if wanted.overlaps(Range(stored.first_sequence, stored.end_sequence)):
-                return _refuse(ProducerConflict, run, "is stored already, with other content")
-        overlap = len(RangeSet([wanted]) & self.stored)
-        if overlap in {0, run.length}:
-            return Appended(None, duplicate=True) if overlap else None
-        return _refuse(ProducerConflict, run, "is stored already in part")
-
-    def remember(self, run: Run, offsets: Range, now: float) -> None:
-        self.epoch = run.epoch
-        self.used_at = now
-        self.stored.add(Range(run.first_sequence, run.end_sequence))
-        self.recent.append((run, offsets))
-        self.end = max(self.end, run.end_sequence)
-        if self.stored.range_count > PRODUCER_HOLES_MAX:
-            lowest = next(iter(self.stored))
-            self.stored.discard(lowest)
-            self.floor = lowest.stop
-
-
-def _refuse(kind: type[ProducerRefused], run: Run, why: str) -> Appended:
-    last = run.end_sequence - 1
-    return Appended(None, refused=kind(f"producer {run.producer.hex()}: sequence {run.first_sequence} to {last} {why}"))
-
-
 class PartitionLog:
     """One partition's blocks and producers."""
 
@@ -99,32 +45,14 @@ class PartitionLog:
         self.blocks: list[Batch] = []
         self.starts: list[int] = []
         self.times: list[int] = []  # the running maximum of the append times, so that it can be searched
-        self.producers: dict[bytes, Producer] = {}
+        self.producers = ProducerTable()
 
-    def answer(self, run: Run, now: float, wall_us: int) -> Appended | None:
-        """Return the answer to a run that must not be stored, or None for news."""
-        self._forget_idle(now)
-        if run.producer in self.producers:
-            return self.producers[run.producer].answer(run)
-        born = born_at(run.producer)
-        if born is not None and wall_us - born > PRODUCER_IDLE_SECONDS * 1e6:
-            return _refuse(ProducerExpired, run, "is of a producer so old that it may have been forgotten")
-        return None
-
-    def append(self, block: Batch, run: Run, appended_at: int, now: float) -> None:
+    def append(self, block: Batch, run: Run, appended_at: int) -> None:
         self.blocks.append(block)
         self.starts.append(block.start)
         self.times.append(max(appended_at, self.times[-1] if self.times else 0))
         self.end = block.range.stop
-        producer = self.producers.pop(run.producer, None) or Producer()
-        producer.remember(run, block.range, now)
-        # At the end, so that the longest idle one comes first; a lasting one is never looked at for that.
-        self.producers[run.producer] = producer
-
-    def _forget_idle(self, now: float) -> None:
-        mortal = (name for name in self.producers if born_at(name) is not None)
-        for name in list(takewhile(lambda name: now - self.producers[name].used_at > PRODUCER_IDLE_SECONDS, mortal)):
-            del self.producers[name]
+        self.producers.remember(run, block.range, appended_at)
 
 
 class MemoryHeads:
@@ -151,9 +79,10 @@ class MemoryLog:
         with self._state:
             for info in self._state.topics.values():
                 if info.name == name:
-                    if info.settings == settings:
-                        return info
-                    raise TopicMismatch(f"topic {name!r} exists with {info.settings}, not with {settings}")
+                    if info.settings.fixed != settings.fixed:
+                        raise TopicMismatch(f"topic {name!r} exists with {info.settings}, not with {settings}")
+                    self._state.topics[info.log_id] = msgspec.structs.replace(info, settings=settings)
+                    return self._state.topics[info.log_id]
             if settings.partitions < 1:
                 raise UsageError(f"topic {name!r} needs at least one partition, not {settings.partitions}")
             self._state.check_rows(len(self._state.partitions), settings.partitions, "partition")
@@ -191,19 +120,20 @@ class MemoryLog:
             raise UsageError(f"the runs cover {covered} of {len(batch)} events; they must cover each once")
         with self._state:
             log = self._state.partition(partition)
-            now, place = self._state.clock.monotonic(), self._place(partition)
+            place = self._place(partition)
             parts = _split(batch, runs)
             # What is refused now counts, too: an earlier run of this call may make its producer known.
-            cost = sum(_cost(part) for run, part in parts if not _is_repeat(log.answer(run, now, place.appended_at)))
+            answers = (log.producers.answer(run, place.appended_at) for run, _ in parts)
+            cost = sum(_cost(part) for answer, (_, part) in zip(answers, parts, strict=True) if not _is_repeat(answer))
             if cost and self._state.bytes + cost > self._state.limits.bytes_max:
                 raise StoreFull(f"memory.bytes_max = {self._state.limits.bytes_max:,} is reached: trim, or raise it")
-            answers = [
-                log.answer(run, now, place.appended_at) or self._store(log, place, run, part, now)
+            outcome = [
+                log.producers.answer(run, place.appended_at) or self._store(log, place, run, part)
                 for run, part in parts
             ]
             self._state.heads[log.slot] = log.end
         self._notifier.notify(partition)
-        return answers
+        return outcome
 
     def _place(self, partition: Partition) -> Place:
         info = self._state.topics[partition.log_id]
@@ -215,9 +145,9 @@ class MemoryLog:
             content_type=info.settings.content_type,
         )
 
-    def _store(self, log: PartitionLog, place: Place, run: Run, part: Batch, now: float) -> Appended:
+    def _store(self, log: PartitionLog, place: Place, run: Run, part: Batch) -> Appended:
         block = part.at(log.end, place, (run,))
-        log.append(block, run, place.appended_at, now)
+        log.append(block, run, place.appended_at)
         self._state.bytes += _cost(block)
         return Appended(block.range)
 

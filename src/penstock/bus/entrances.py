@@ -1,0 +1,102 @@
+"""Entrances: the loops that a bus runs while it is open, and the outbox that one of them empties."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.bus.directory import TopicDirectory
+from penstock.errors import UsageError
+from penstock.producers import process_producer
+from penstock.runtime.mover import Mover
+from penstock.runtime.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from penstock.bus.local import Local
+    from penstock.bus.topic import Topic
+    from penstock.clock import Clock
+    from penstock.outbox import SqliteOutbox
+
+
+class Entrances:
+    """What moves delayed and staged events into the log. Making one does no I/O."""
+
+    def __init__(
+        self, declared: Mapping[str, Topic[Any]], clock: Clock, outbox_path: str | os.PathLike[str] | None
+    ) -> None:
+        self._declared = declared
+        self._clock = clock
+        self._outbox_path = outbox_path
+        self._outbox: SqliteOutbox | None = None
+        self._scheduler: Scheduler | None = None
+        self._mover: Mover | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._adding = 0
+        self._added = asyncio.Event()
+        self._added.set()
+
+    @property
+    def outbox(self) -> SqliteOutbox:
+        """The outbox of this bus, which may be staged into before the bus opens."""
+        if self._outbox_path is None:
+            raise UsageError("this bus has no outbox: name the application's SQLite file, Bus(url, outbox='app.db')")
+        if self._outbox is None:
+            from penstock.outbox import SqliteOutbox
+
+            self._outbox = SqliteOutbox(self._outbox_path)
+        return self._outbox
+
+    def start(self, backend: Local) -> None:
+        """Start the loops over an open backend."""
+        owner = process_producer(self._clock.time_us()).hex()
+        self._scheduler = Scheduler(backend, owner=owner, clock=self._clock, jitter=random.random)
+        self._scheduler.start()
+        if self._outbox_path is None:
+            return
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-outbox")
+
+        async def opened() -> Local:
+            return backend
+
+        self._mover = Mover(
+            self.outbox,
+            backend,
+            # Its own directory: the bus's one asks whether the bus is open, which ends before the mover does.
+            TopicDirectory(self._declared, opened),
+            owner=owner,
+            clock=self._clock,
+            jitter=random.random,
+            executor=self._thread,
+        )
+        self._mover.start()
+
+    @contextmanager
+    def scheduling(self) -> Iterator[None]:
+        """Add a row to the schedule in this block: `stop` waits for its end, and the scheduler looks at it then."""
+        self._adding += 1
+        self._added.clear()
+        try:
+            yield
+        finally:
+            self._adding -= 1
+            if not self._adding:
+                self._added.set()
+            if self._scheduler is not None:
+                self._scheduler.start()
+                self._scheduler.wake()
+
+    async def stop(self) -> None:
+        """Let what is under way end, and give the leases back."""
+        await self._added.wait()
+        loops = [loop for loop in (self._scheduler, self._mover) if loop is not None]
+        await asyncio.gather(*(loop.stop() for loop in loops))
+        if self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.outbox.close)
+            self._thread.shutdown(wait=False)

@@ -1,0 +1,51 @@
+"""What people write for durations, sizes, times and headers, turned into values; anything else is a usage error."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime
+
+import typer
+
+from penstock.settings import Setting
+
+_SECONDS_PER = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400}
+_DURATION = re.compile(rf"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[{''.join(_SECONDS_PER)}])?")
+_SIZE = Setting(default=1, doc="", unit="bytes", minimum=1, redact=None)
+
+
+def duration(text: str) -> float:
+    """Return seconds for `90`, `1.5`, `15m`, `12h`, `7d` or `2w`."""
+    found = _DURATION.fullmatch(text.strip())
+    seconds = float(found["number"]) * _SECONDS_PER[found["unit"] or "s"] if found else math.inf
+    if not math.isfinite(seconds):
+        raise typer.BadParameter(f"{text!r} is no duration: write seconds, or 15m, 12h, 7d, 2w")
+    return seconds
+
+
+def size(text: str) -> int:
+    """Return bytes for `1048576` or `8 MiB`."""
+    try:
+        return int(_SIZE.check(_SIZE.parse(text)))
+    except (ValueError, KeyError):
+        raise typer.BadParameter(f"{text!r} is no size: write bytes, or '8 MiB' (B, KiB, MiB, GiB)") from None
+
+
+def moment(text: str) -> datetime:
+    """Return the time that ISO 8601 writes so; it must say its zone."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time: write it as 2026-01-31T12:00:00Z") from None
+    if found.utcoffset() is None:
+        raise typer.BadParameter(f"{text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
+    return found
+
+
+def header(text: str) -> tuple[str, str]:
+    """Return the name and the value of `name=value`."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter(f"{text!r} is no header: write name=value")
+    return name, value

@@ -1,0 +1,11 @@
+"""A process that does one job: `python -m penstock.cli.bench.log '<the job as JSON>'`."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from penstock.cli.bench.log.jobs import Job
+
+msgspec.json.decode(sys.argv[1], type=Job).run()

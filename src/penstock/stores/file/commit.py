@@ -1,0 +1,230 @@
+"""Group commit: what several publishers want to append becomes one write and one sync.
+
+Threads that append while another one holds the partition's turn queue up. The first of them then commits for all: small
+appends are merged into one block, whose runs keep them apart; a large one stays a block of its own, which its publisher
+has encoded before the turn, so that the turn is short. The thread that commits is one of the waiting ones, not a
+thread of its own, so that a lone publisher pays for no hand-over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+
+from penstock import columns as cols
+from penstock.stores.file.block import (
+    FLAG_ZSTD,
+    Header,
+    Kind,
+    Segment,
+    aligned,
+    block_length,
+    content_crc,
+    encode_front,
+    encode_runs,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.batch import Batch
+    from penstock.producers import Run
+    from penstock.rows import Appended
+    from penstock.stores.file.tail import Tail
+
+OWN_BLOCK_BYTES: Final = 64 << 10
+"""An append of at least so many bytes is a block of its own, encoded before the turn."""
+MERGED_BYTES_MAX: Final = 1 << 20
+GROUP_BYTES_MAX: Final = 8 << 20
+"""A group commit takes no more than this, so that the turn goes round."""
+
+
+class Content(NamedTuple):
+    """The runs and body of a DATA block, and all that can be known before its place is."""
+
+    runs: tuple[Run, ...]
+    events: int
+    mask: int
+    runs_bytes: bytes
+    body: pa.Buffer
+    crc: int
+    raw_length: int
+    flags: int
+
+    @property
+    def length(self) -> int:
+        """Of the whole block."""
+        return block_length(len(self.runs_bytes), self.body.size)
+
+
+def encode_content(columns: pa.RecordBatch, runs: Sequence[Run], *, compress: bool = False) -> Content:
+    """Encode the content of a DATA block; a body that compressing would not make smaller stays as it is."""
+    runs_bytes, body = encode_runs(runs), cols.serialize(columns)
+    raw_length, flags = body.size, 0
+    if compress:
+        packed = pa.compress(body, codec="zstd")
+        if packed.size < raw_length:
+            body, flags = packed, FLAG_ZSTD
+    return Content(
+        runs=tuple(runs),
+        events=columns.num_rows,
+        mask=cols.mask_of(columns.schema.names),
+        runs_bytes=runs_bytes,
+        body=body,
+        crc=content_crc(runs_bytes, body),
+        raw_length=raw_length,
+        flags=flags,
+    )
+
+
+def encode_data_block(segment: Segment, tail: Tail, content: Content, now: int) -> list[bytes | pa.Buffer]:
+    """Return the parts of a DATA block that goes to the end of a log."""
+    header = Header(
+        kind=Kind.DATA,
+        position=tail.position,
+        number=tail.number,
+        epoch=tail.epoch,
+        offset=tail.end,
+        span=content.events,
+        first_time=now,
+        last_time=now,
+        durable_number=tail.durable_number,
+        durable_offset=tail.durable_end,
+        mask=content.mask,
+        run_count=len(content.runs),
+        runs_length=len(content.runs_bytes),
+        body_length=content.body.size,
+        content_crc=content.crc,
+        raw_length=content.raw_length,
+        flags=content.flags,
+    )
+    padding = aligned(content.body.size) - content.body.size
+    parts: list[bytes | pa.Buffer] = [encode_front(segment, header), content.runs_bytes, content.body]
+    return [*parts, bytes(padding)] if padding else parts
+
+
+def encode_marker(segment: Segment, tail: Tail, now: int) -> bytes:
+    """Return a MARKER block that goes to the end of a log: a witness of what is durable before it."""
+    header = Header(
+        kind=Kind.MARKER,
+        position=tail.position,
+        number=tail.number,
+        epoch=tail.epoch,
+        offset=tail.end,
+        span=0,
+        first_time=now,
+        last_time=now,
+        durable_number=tail.durable_number,
+        durable_offset=tail.durable_end,
+        mask=0,
+        run_count=0,
+        runs_length=0,
+        body_length=0,
+        content_crc=content_crc(b"", b""),
+    )
+    return encode_front(segment, header)
+
+
+class Request:
+    """One append: what it brings, and what became of it."""
+
+    __slots__ = ("answers", "batch", "content", "error", "leads", "runs", "size", "woken")
+
+    def __init__(self, batch: Batch, runs: Sequence[Run], *, compress: bool = False) -> None:
+        self.batch = batch
+        self.runs = runs
+        self.size: int = batch.columns.get_total_buffer_size()
+        self.content: Content | None = None
+        if self.size >= OWN_BLOCK_BYTES:
+            self.content = encode_content(batch.columns, runs, compress=compress)
+        self.answers: list[Appended] | None = None
+        self.error: BaseException | None = None
+        self.leads = False
+        self.woken = threading.Event()
+
+    def result(self) -> list[Appended]:
+        """Return the answers, or raise what went wrong."""
+        if self.error is not None:
+            raise self.error
+        assert self.answers is not None
+        return self.answers
+
+
+class Queue:
+    """Appends of this process to one partition, committed in groups by one of those who wait.
+
+    `commit` gets a function that takes the group out of the queue, to be called once the turn is had, so that those
+    who come late are in it. It sets the answers or the error of each request of the group; what it raises is the error
+    of those that have neither.
+    """
+
+    def __init__(self, commit: Callable[[Callable[[], list[Request]]], None]) -> None:
+        self._commit = commit
+        self._lock = threading.Lock()
+        self._waiting: deque[Request] = deque()
+        self._has_leader = False
+
+    def submit(self, request: Request) -> list[Appended]:
+        """Append it, together with whatever else waits."""
+        with self._lock:
+            self._waiting.append(request)
+            request.leads = not self._has_leader
+            self._has_leader = True
+        if not request.leads:
+            try:
+                request.woken.wait()
+            except BaseException:  # the caller is interrupted; somebody else must lead, or may do it for nobody
+                self._abandon(request)
+                raise
+        if request.leads:
+            self._lead()
+        return request.result()
+
+    def _lead(self) -> None:
+        group: list[Request] = []
+
+        def take() -> list[Request]:
+            with self._lock:
+                size = 0
+                while self._waiting and (not group or size + self._waiting[0].size <= GROUP_BYTES_MAX):
+                    size += self._waiting[0].size
+                    group.append(self._waiting.popleft())
+            return group
+
+        try:
+            self._commit(take)
+        except BaseException as error:  # noqa: BLE001 - it is raised by each request's own thread
+            if not group:
+                # The turn could not be had. Those who wait have waited as well, and would again, one by one.
+                with self._lock:
+                    group.extend(self._waiting)
+                    self._waiting.clear()
+            for request in group:
+                if request.answers is None and request.error is None:
+                    request.error = error
+        finally:
+            self._choose_leader()
+            for request in group:
+                request.woken.set()
+
+    def _choose_leader(self) -> None:
+        with self._lock:
+            self._has_leader = bool(self._waiting)
+            if self._waiting:
+                self._waiting[0].leads = True
+                self._waiting[0].woken.set()
+
+    def _abandon(self, request: Request) -> None:
+        with self._lock:
+            if request in self._waiting:
+                self._waiting.remove(request)
+        if request.leads:
+            self._choose_leader()
+
+
+def merge(parts: Sequence[Batch]) -> pa.RecordBatch:
+    """Return the events of several batches as one; a column that some do not have is empty there."""
+    return cols.concatenate([part.columns for part in parts])

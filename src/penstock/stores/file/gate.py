@@ -1,0 +1,196 @@
+"""Turns: who may write, among the threads of all processes that share a store.
+
+**Fair.** A gate is two record locks, Q and W: take Q, take W, release Q, write, release W. Whoever has W comes last to
+Q again, so that eight busy processes get nearly equal numbers of turns, where one lock alone would let the quickest
+starve the rest.
+
+**A dead holder harms nobody**: its locks vanish with it. **A frozen one** stalls its gate; whoever waits for longer
+than `stall_seconds` without seeing anything move gets `WriterStalled` with its process number. Nobody ever writes
+without the turn.
+
+**Threads** of one process exclude each other by a mutex in front of the locks, which are the process's as a whole.
+There is one set of gates per lock file and process, however often a store is opened, because closing any descriptor
+of a file drops all locks on it. **After a fork** the child begins with none: the parent's locks are not its own.
+
+A turn that cannot be had at once is waited for in a thread of its own, as a wait in the kernel has no time limit. If
+its time is over, that thread goes on waiting, and takes what it gets for whoever wants the turn then, or gives it back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.errors import WriterStalled
+from penstock.stores.file.platform import RecordLocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from penstock.stores.file.platform import Platform
+
+TOPICS_GATE = 0
+"""Creating and deleting topics."""
+CONTROL_GATE = 1
+"""Writing to `control.db`."""
+BULK_GATE = 2
+"""Writing to `bulk.db`."""
+PARTITIONS_GATE = 8
+"""The gate of slot 0 of the tails; the others follow."""
+MEMBERS_BYTE = 1 << 40
+"""The lock byte of member 0: far above those of all gates."""
+
+LOOKS_PER_STALL = 5
+"""A waiter looks so often within its time whether anything has moved."""
+
+
+class Gate:
+    """One fair gate; make it through `Gates`."""
+
+    def __init__(self, locks: RecordLocks, number: int, spawn: Callable[[str, Callable[[], None]], object]) -> None:
+        self._locks = locks
+        self._queue_byte, self._write_byte = 2 * number, 2 * number + 1
+        self._spawn = spawn
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition()
+        # Of the thread that waits in the kernel, guarded by `_changed`.
+        self._waiting = False
+        self._granted = False
+        self._wanted = False
+
+    @contextmanager
+    def turn(self, what: str, stall_seconds: float, *, progress: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """Hold the turn in this block; `WriterStalled` if the holder does not move, nothing having been done.
+
+        `progress` returns something that changes whenever the holder of the turn gets on.
+        """
+        self._acquire(what, stall_seconds, progress)
+        try:
+            yield
+        finally:
+            self._release()
+
+    def holder(self) -> int | None:
+        """Return the other process that has the turn now, if any."""
+        return self._locks.holder(self._write_byte)
+
+    def _release(self) -> None:
+        self._locks.unlock(self._write_byte)
+        self._mutex.release()
+
+    def _acquire(self, what: str, stall_seconds: float, progress: Callable[[], object]) -> None:
+        patience = _Patience(stall_seconds, lambda: (self.holder(), progress()))
+        while not self._mutex.acquire(timeout=patience.look_seconds):
+            patience.check(what)
+        try:
+            self._acquire_from_others(what, patience)
+        except BaseException:
+            self._mutex.release()
+            raise
+
+    def _acquire_from_others(self, what: str, patience: _Patience) -> None:
+        with self._changed:
+            if not self._waiting:
+                queued = self._locks.try_lock(self._queue_byte)
+                if queued and self._locks.try_lock(self._write_byte):
+                    self._locks.unlock(self._queue_byte)
+                    return
+                self._waiting = True
+                self._spawn("penstock-turn", lambda: self._wait_in_kernel(queued=queued))
+            self._wanted = True
+            try:
+                while not self._granted:
+                    if not self._changed.wait(patience.look_seconds) and not self._granted:
+                        patience.check(what)
+                self._granted = False
+            finally:
+                self._wanted = False
+
+    def _wait_in_kernel(self, *, queued: bool) -> None:
+        if not queued:
+            self._locks.lock(self._queue_byte)
+        self._locks.lock(self._write_byte)
+        self._locks.unlock(self._queue_byte)
+        with self._changed:
+            self._waiting = False
+            if self._wanted:
+                self._granted = True
+                self._changed.notify_all()
+            else:  # everybody has lost patience meanwhile
+                self._locks.unlock(self._write_byte)
+
+
+class _Patience:
+    """Ends when nothing has moved for too long."""
+
+    def __init__(self, stall_seconds: float, look: Callable[[], tuple[int | None, object]]) -> None:
+        self._stall_seconds = stall_seconds
+        self._look = look
+        self._seen: tuple[int | None, object] | None = None
+        self._looks = 0
+        self.look_seconds = stall_seconds / LOOKS_PER_STALL
+
+    def check(self, what: str) -> None:
+        """Count a look in vain; `WriterStalled` after too many without a change."""
+        seen = self._look()
+        self._looks = self._looks + 1 if seen == self._seen else 1
+        self._seen = seen
+        if self._looks > LOOKS_PER_STALL:
+            raise WriterStalled(what, seen[0], self._stall_seconds)
+
+
+class Gates:
+    """All gates of one lock file in this process, and the bytes that tell which members are alive."""
+
+    def __init__(self, locks: RecordLocks, platform: Platform) -> None:
+        self._platform = platform
+        self._locks = locks
+        self._mutex = threading.Lock()
+        self._gates: dict[int, Gate] = {}
+
+    def gate(self, number: int) -> Gate:
+        """Return the gate of this number, the same one for everybody in this process."""
+        with self._mutex:
+            if number not in self._gates:
+                self._gates[number] = Gate(self._locks, number, self._platform.spawn)
+            return self._gates[number]
+
+    def enter(self, member: int) -> None:
+        """Hold the member's byte until this process ends or `leave`s."""
+        self._locks.try_lock(MEMBERS_BYTE + member)
+
+    def leave(self, member: int) -> None:
+        """Give the member's byte back."""
+        self._locks.unlock(MEMBERS_BYTE + member)
+
+    def is_alive(self, member: int) -> bool:
+        """Say whether another process holds this member's byte; of its own ones a process knows."""
+        return self._locks.holder(MEMBERS_BYTE + member) is not None
+
+
+_shared: dict[RecordLocks, Gates] = {}
+_shared_mutex = threading.Lock()
+_abandoned: list[object] = []
+
+
+def shared_gates(path: Path, platform: Platform) -> Gates:
+    """Return this process's gates for a lock file; made once, and never closed."""
+    locks = platform.record_locks(path)
+    with _shared_mutex:
+        if locks not in _shared:
+            _shared[locks] = Gates(locks, platform)
+        return _shared[locks]
+
+
+def abandon_after_fork() -> None:
+    """Forget everything that this child inherited, without closing it: it is the parent's."""
+    global _shared_mutex  # noqa: PLW0603 - the parent's may be held by a thread that the child does not have
+    _abandoned.append(dict(_shared))
+    _shared.clear()
+    _shared_mutex = threading.Lock()
+
+
+os.register_at_fork(after_in_child=abandon_after_fork)

@@ -1,0 +1,252 @@
+"""The `ParkedRows` port: rows in `control.db`, their events in `bulk.db`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from penstock.rows import Parked, ParkedFilter, ParkedState, Shard
+from penstock.stores.file.payloads import Place
+from penstock.stores.file.schema import PARKED
+from penstock.stores.file.tallies import change_rows
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Iterator
+
+    from penstock.stores.file.database import Database
+    from penstock.stores.file.logview import LogView
+    from penstock.stores.file.payloads import Payloads
+    from penstock.stores.file.sealing import Row
+
+# What a field is None for does not matter.
+MATCHING = """
+SELECT log_id, subscription, partition, offset, slot, state, lane, due_at, attempts, replay, error_type,
+    error_message, parked_at, last_retry_at, job, version, digest, crc FROM parked
+WHERE log_id = :log_id AND subscription = :subscription
+    AND (:states IS NULL OR state IN (SELECT value FROM json_each(:states)))
+    AND (:slots IS NULL OR slot IN (SELECT value FROM json_each(:slots)))
+    AND (:partition IS NULL OR partition = :partition)
+    AND (:lane IS NULL OR lane = :lane)
+    AND (:error_type IS NULL OR error_type = :error_type)
+    AND (:parked_from IS NULL OR parked_at >= :parked_from)
+    AND (:parked_until IS NULL OR parked_at < :parked_until)
+    AND (:job IS NULL OR job = :job)
+"""
+SELECT_PAGE = f"{MATCHING} AND (partition, offset) > (:after_partition, :after_offset) " + (
+    "ORDER BY partition, offset LIMIT :limit"
+)
+SELECT_DUE = f"{MATCHING} AND state = 'waiting' AND due_at <= :now " + (
+    "ORDER BY due_at, partition, offset LIMIT :limit"
+)
+UPDATE_PARKED = """
+UPDATE parked SET state = ?6, due_at = ?8, attempts = ?9, replay = ?10, job = ?15, crc = ?18
+WHERE log_id = ?1 AND subscription = ?2 AND partition = ?3 AND offset = ?4
+"""
+DELETE_PARKED = "DELETE FROM parked WHERE log_id = ? AND subscription = ? AND partition = ? AND offset = ?"
+
+ROWS_AT_A_TIME = 5_000
+EVENTS_AT_A_TIME = 500
+
+# Where a row's values are.
+_STATE, _DUE_AT, _ATTEMPTS, _REPLAY, _JOB = 5, 7, 8, 9, 14
+
+ParkedKey = tuple[str, str, int, int]
+
+
+def parked_values(row: Parked, version: int, digest: bytes) -> Row:
+    """Return a parked row's values, which refer to its payload by version."""
+    log_id, subscription, slot, partition = row.shard
+    return (
+        log_id,
+        subscription,
+        partition,
+        row.offset,
+        slot,
+        row.state,
+        row.lane,
+        row.due_at,
+        row.attempts,
+        row.replay,
+        row.error_type,
+        # The text of an error may hold anything, such as the undecodable name of a file.
+        row.error_message.encode("utf-8", "surrogatepass"),
+        row.parked_at,
+        row.last_retry_at,
+        row.job,
+        version,
+        digest,
+    )
+
+
+def place_of(values: Row) -> Place:
+    """Return where the payload of a row is."""
+    return Place._make((*values[:4], values[15]))
+
+
+class FileParkedRows:
+    """The `ParkedRows` port."""
+
+    def __init__(self, control: Database, payloads: Payloads, log: LogView) -> None:
+        self._control = control
+        self._payloads = payloads
+        self._log = log
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def page(
+        self,
+        filter: ParkedFilter,
+        *,
+        after: tuple[int, int] | None = None,
+        limit: int = 100,
+    ) -> list[Parked]:
+        self._log.check_open()
+        found: list[Parked] = []
+        while len(found) < limit:
+            count = min(limit - len(found), EVENTS_AT_A_TIME)
+            rows = self._with_events(lambda connection: _page(connection, filter, after, count))  # noqa: B023 - run here
+            found += rows
+            if len(rows) < count:
+                break
+            after = (rows[-1].shard.partition, rows[-1].offset)
+        return found
+
+    def count(self, filter: ParkedFilter) -> dict[ParkedState, int]:
+        self._log.check_open()
+        counts: dict[ParkedState, int] = {"waiting": 0, "dead": 0, "done": 0}
+        after: tuple[int, int] | None = None
+        while True:
+            # Page by page, so that a long count is no long reader.
+            rows = self._control.read(lambda connection: _page(connection, filter, after, ROWS_AT_A_TIME))  # noqa: B023
+            for values in rows:
+                counts[values[_STATE]] += 1
+            if len(rows) < ROWS_AT_A_TIME:
+                return counts
+            after = rows[-1][2:4]
+
+    def due(self, filter: ParkedFilter, now: int, *, limit: int = 100) -> list[Parked]:
+        self._log.check_open()
+        wanted = _parameters(filter) | {"now": now, "limit": max(limit, 0)}
+        return self._with_events(
+            lambda connection: PARKED.checked_all(connection.execute(SELECT_DUE, wanted).fetchall())
+        )
+
+    def _with_events(self, select: Callable[[sqlite3.Connection], list[Row]]) -> list[Parked]:
+        """Return the selected rows with their events."""
+        missed: set[Place] = set()
+        while True:
+            rows = self._control.read(select)
+            places = [place_of(values) for values in rows]
+            events = self._payloads.load(places)
+            missing = set(places) - events.keys()
+            if not missing:
+                return [_parked(values, events[place]) for values, place in zip(rows, places, strict=True)]
+            # Replaced or removed since the row was read: then the row is another by now, or gone.
+            if lost := missing & missed:
+                raise PARKED.damaged(f"row {min(lost)[:4]}: its event is missing in table payloads of bulk.db")
+            missed = missing
+
+    # --- changing ------------------------------------------------------------------------------
+
+    def stamp(self, filter: ParkedFilter, job: str) -> int:
+        return self._change(filter, None, lambda values: (*values[:_JOB], job, *values[_JOB + 1 :]))
+
+    def replay(self, filter: ParkedFilter, now: int, *, limit: int | None = None) -> int:
+        def revived(values: Row) -> Row | None:
+            if values[_STATE] != "dead":
+                return None
+            return (
+                *values[:_STATE],
+                "waiting",
+                values[6],
+                now,
+                0,
+                values[_REPLAY] + 1,
+                *values[_REPLAY + 1 :],
+            )
+
+        return self._change(filter, limit, revived)
+
+    def _change(self, filter: ParkedFilter, limit: int | None, change: Callable[[Row], Row | None]) -> int:
+        self._log.check_open()
+
+        def work(connection: sqlite3.Connection) -> int:
+            changed = 0
+            for rows in _pages(connection, filter):
+                new = [values for values in map(change, rows) if values is not None]
+                if limit is not None:
+                    new = new[: max(limit - changed, 0)]
+                connection.executemany(UPDATE_PARKED, [PARKED.seal(values) for values in new])
+                changed += len(new)
+                if limit is not None and changed >= limit:
+                    break
+            return changed
+
+        return self._control.write(work)
+
+    def purge(self, filter: ParkedFilter) -> int:
+        self._log.check_open()
+
+        def work(connection: sqlite3.Connection) -> int:
+            purged = 0
+            for rows in _pages(connection, filter):
+                gone = [values for values in rows if values[_STATE] != "waiting"]
+                connection.executemany(DELETE_PARKED, [PARKED.key_of(values) for values in gone])
+                self._payloads.doom(connection, [place_of(values) for values in gone])
+                purged += len(gone)
+            change_rows(connection, PARKED, -purged)
+            return purged
+
+        purged = self._control.write(work)
+        self._payloads.remove_many_doomed()
+        return purged
+
+
+def _page(connection: sqlite3.Connection, wanted: ParkedFilter, after: tuple[int, int] | None, limit: int) -> list[Row]:
+    partition, offset = (-1, -1) if after is None else after
+    place = {"after_partition": partition, "after_offset": offset, "limit": limit}
+    return PARKED.checked_all(connection.execute(SELECT_PAGE, _parameters(wanted) | place).fetchall())
+
+
+def _pages(connection: sqlite3.Connection, wanted: ParkedFilter) -> Iterator[list[Row]]:
+    """Go through all rows that are meant, a part at a time; a part may be changed while it is looked at."""
+    after: tuple[int, int] | None = None
+    while rows := _page(connection, wanted, after, ROWS_AT_A_TIME):
+        yield rows
+        after = rows[-1][2:4]
+
+
+def _parameters(wanted: ParkedFilter) -> dict[str, Any]:
+    return {
+        "log_id": wanted.log_id,
+        "subscription": wanted.subscription,
+        "states": None if wanted.states is None else json.dumps(sorted(wanted.states)),
+        "slots": None if wanted.slots is None else json.dumps(sorted(wanted.slots)),
+        "partition": wanted.partition,
+        "lane": wanted.lane,
+        "error_type": wanted.error_type,
+        "parked_from": wanted.parked_from,
+        "parked_until": wanted.parked_until,
+        "job": wanted.job,
+    }
+
+
+def _parked(values: Row, event: Any) -> Parked:
+    log_id, subscription, partition, offset, slot, state, lane, due_at, attempts, replay, *rest = values
+    error_type, error_message, parked_at, last_retry_at, job, _, _ = rest
+    return Parked(
+        shard=Shard(log_id, subscription, slot, partition),
+        offset=offset,
+        state=state,
+        lane=lane,
+        event=event,
+        due_at=due_at,
+        attempts=attempts,
+        replay=replay,
+        error_type=error_type,
+        error_message=error_message.decode("utf-8", "surrogatepass"),
+        parked_at=parked_at,
+        last_retry_at=last_retry_at,
+        job=job,
+    )

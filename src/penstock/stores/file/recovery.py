@@ -1,0 +1,314 @@
+"""Recovery: from the segments on the disk to a tail that can be believed.
+
+It runs under the partition's turn, in one of two situations.
+
+**Nobody knows how the log ends** (`recover`): the machine was started anew, the tails are gone, or the directory is a
+copy. The active segment is walked over, block by block. A torn end is kept in quarantine, cut off and logged. Damage
+that is proven makes the partition read-only until a `repair`; nothing is cut. Whatever testifies that the log was
+longer (a cursor, a parked row, an old tail) makes a GAP: new offsets go above it, as cursors have passed those below.
+
+**A sync has failed, or its process died during it** (`heal`): the kernel marks the pages of a failed sync as clean, and
+a second sync of them succeeds without writing anything. So those pages are never synced again: the segment ends where
+it was durable, the valid blocks behind that are copied into a new file, and that one is synced.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.errors import NewerFormat, WritingStopped
+from penstock.offsets import Range
+from penstock.stores.file.block import (
+    FRONT_BYTES,
+    Blank,
+    Broken,
+    Header,
+    Kind,
+    aligned,
+    parse_prefix,
+)
+from penstock.stores.file.rewrite import Blocks
+from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, TORN, Damage, Walked, walk
+from penstock.stores.file.segment import Predecessor, SegmentFile, SegmentName, segment_names
+from penstock.stores.file.tail import State, Tail
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.deduplication import ProducerTable
+    from penstock.producers import Run
+    from penstock.stores.file.files import PartitionFiles
+
+logger = logging.getLogger(__name__)
+
+LOST: Final = "lost: the log was shorter than what testifies to it"
+
+
+class Recovered(NamedTuple):
+    """How a partition's log ends."""
+
+    tail: Tail
+    file: SegmentFile | None
+    """The active segment; None before the first append, or when it cannot be used."""
+    damages: tuple[Damage, ...] = ()
+    """What must be repaired before anything is written."""
+
+
+def empty_tail(files: PartitionFiles, *, first: int = 0, epoch: int = 0) -> Tail:
+    """Return the tail of a partition that has no segment yet."""
+    return Tail(
+        state=State.OPEN,
+        witnessed=True,
+        boot_id=files.platform.boot_id,
+        log_id=files.log_id,
+        epoch=epoch,
+        segment_epoch=0,
+        segment_base=0,
+        inode=0,
+        position=0,
+        durable_position=0,
+        number=0,
+        durable_number=0,
+        end=first,
+        durable_end=first,
+        first=first,
+        max_time=0,
+        turns=0,
+    )
+
+
+def is_believed(tail: Tail | None, files: PartitionFiles) -> bool:
+    """Say whether a tail is of this boot, and of this log."""
+    return tail is not None and tail.boot_id == files.platform.boot_id and tail.log_id == files.log_id
+
+
+# --- nobody knows how the log ends --------------------------------------------------------------
+
+
+def recover(files: PartitionFiles, old: Tail | None, witness: int) -> Recovered:
+    """Find out how the log ends; `old` is a tail that is not believed, `witness` an offset that the log has reached."""
+    first = files.read_first()
+    if old is not None and old.log_id == files.log_id:
+        # Of a damaged log, the end is what was testified when the damage was found.
+        witness = max(witness, old.end if old.state == State.DAMAGED else old.durable_end)
+    epoch = max((name.epoch for name in files.names()), default=0)
+    epoch = max(epoch, old.epoch if old is not None and old.log_id == files.log_id else 0) + 1
+    file, damages = _active_segment(files, witness)
+    if file is None:
+        base = empty_tail(files, first=first, epoch=epoch)
+        if not damages and witness > first:
+            damages = (Damage(MISSING, str(files.directory), 0, 0, first, witness, "there is no segment at all"),)
+        if damages:
+            end = max(witness, first)
+            return Recovered(base._replace(state=State.DAMAGED, end=end, durable_end=end), None, damages)
+        return Recovered(base, None)
+    walked = walk(file)
+    # Damage that concerns no offset (a marker, the filling behind a block) is for `verify` to report.
+    damages = tuple(damage for damage in walked.damages if damage.kind == CORRUPT and damage.start != damage.stop)
+    for torn in (damage for damage in walked.damages if damage.kind == TORN):
+        _cut_torn(files, file, torn)
+    tail = _tail_of(files, file, walked, first=first, epoch=max(epoch, walked.epoch))
+    if damages:
+        for damage in damages:
+            logger.error("%s is read-only until it is repaired: %s", files, damage.error())
+        return Recovered(tail._replace(state=State.DAMAGED, end=max(tail.end, witness)), file, damages)
+    # What can be read now was read from the medium, but only a sync tells that all of it is.
+    files.disk.sync(file.descriptor)
+    if tail.end < witness:
+        tail = _declare_lost(files, file, tail, witness)
+    return Recovered(tail, file)
+
+
+def _active_segment(files: PartitionFiles, witness: int) -> tuple[SegmentFile | None, tuple[Damage, ...]]:
+    """Return the last segment that is one; a file that was never finished is put away."""
+    for name in reversed(files.names()):
+        path = files.directory / str(name)
+        try:
+            file = files.open(name)
+        except (Blank, Broken) as error:
+            if _was_never_finished(files, name):
+                kept = files.quarantine_file(path)
+                logger.warning("%s: %s was never finished (%s); it is kept as %s", files, name, error, kept)
+                continue
+            detail = str(error) or "the file is empty"
+            return None, (Damage(CORRUPT, str(path), 0, 0, name.base, max(witness, name.base), detail),)
+        facts = file.facts
+        if (facts.topic.log_id, facts.partition) != (files.topic.log_id, files.number):
+            whose = f"it is of {facts.topic.name}/{facts.partition}, log {facts.topic.log_id}"
+            return None, (Damage(FOREIGN, str(path), 0, 0, name.base, max(witness, name.base), whose),)
+        return file, ()
+    return None, ()
+
+
+def _was_never_finished(files: PartitionFiles, name: SegmentName) -> bool:
+    """Say whether nothing can have been stored in a segment without a valid first block.
+
+    It is synced before anything goes in. So if it is not whole, and nothing follows it, nothing was ever stored there.
+    """
+    disk = files.disk
+    descriptor = disk.open(files.directory / str(name), write=False)
+    try:
+        size = disk.size(descriptor)
+        front = disk.read(descriptor, FRONT_BYTES, 0)
+        try:
+            prefix = parse_prefix(front, 0, 0)
+        except (Blank, Broken):
+            return size <= FRONT_BYTES or not disk.read(descriptor, size - FRONT_BYTES, FRONT_BYTES).strip(b"\0")
+        if prefix.version != 1:
+            raise NewerFormat(f"{name} has format {prefix.version}: upgrade Penstock. Nothing was changed")
+        end = FRONT_BYTES + aligned(prefix.body_length)
+        return size <= end or not disk.read(descriptor, size - end, end).strip(b"\0")
+    finally:
+        disk.close(descriptor)
+
+
+def _cut_torn(files: PartitionFiles, file: SegmentFile, torn: Damage) -> None:
+    size = file.size()
+    kept = files.quarantine(file, torn.byte, size)
+    files.disk.truncate(file.descriptor, torn.byte)
+    files.disk.sync(file.descriptor)
+    logger.warning(
+        "%s: the last write was cut off (%s, byte %d, offset %d: %s). Nobody was told that it is stored. "
+        "It was removed, and is kept as %s",
+        files,
+        file.name,
+        torn.byte,
+        torn.start,
+        torn.detail,
+        kept,
+    )
+
+
+def _tail_of(files: PartitionFiles, file: SegmentFile, walked: Walked, *, first: int, epoch: int) -> Tail:
+    return Tail(
+        state=State.OPEN,
+        witnessed=walked.last.kind in {Kind.MARKER, Kind.SEGMENT},
+        boot_id=files.platform.boot_id,
+        log_id=files.log_id,
+        epoch=epoch,
+        segment_epoch=file.name.epoch,
+        segment_base=file.name.base,
+        inode=file.inode,
+        position=walked.position,
+        durable_position=walked.position,
+        number=walked.number,
+        durable_number=walked.number,
+        end=walked.end,
+        durable_end=walked.end,
+        first=first,
+        max_time=walked.max_time,
+        turns=0,
+    )
+
+
+def _declare_lost(files: PartitionFiles, file: SegmentFile, tail: Tail, witness: int) -> Tail:
+    """Occupy what is missing below a witness, so that nobody gets those offsets again."""
+    logger.error(
+        "%s: DATA LOSS. The log ends at offset %d, but %d was reached before (a cursor, a parked row or the tail "
+        "testifies to it). The offsets between are declared lost; new events go above them",
+        files,
+        tail.end,
+        witness,
+    )
+    lost = Blocks(offset=tail.end, number=tail.number, epoch=tail.epoch)
+    lost.declare_lost(witness, LOST, files.platform.clock.time_us())
+    [data] = lost.encode(file.segment, tail.position)
+    if files.disk.write(file.descriptor, data, tail.position) != len(data):
+        raise OSError(f"{file.path} was written in part")
+    files.disk.sync(file.descriptor)
+    position, number = tail.position + len(data), tail.number + 1
+    return tail._replace(
+        position=position,
+        durable_position=position,
+        number=number,
+        durable_number=number,
+        end=witness,
+        durable_end=witness,
+        witnessed=False,
+    )
+
+
+# --- a sync has failed --------------------------------------------------------------------------
+
+
+def heal(files: PartitionFiles, tail: Tail) -> Recovered:
+    """End the active segment where it was durable, and copy what is valid behind that into a new one."""
+    logger.error(
+        "%s: a sync failed, or its process died during it. What was not proven durable is copied to a new segment",
+        files,
+    )
+    try:
+        return _copy_unproven(files, tail)
+    except OSError as error:
+        raise WritingStopped(
+            f"{files}: a sync failed, and copying what was not proven durable failed, too ({error}). Nothing is "
+            f"written before that works: look at the disk, then open the store anew"
+        ) from error
+
+
+def _copy_unproven(files: PartitionFiles, tail: Tail) -> Recovered:
+    old = files.open(SegmentName(tail.segment_base, tail.segment_epoch))
+    name = SegmentName(tail.durable_end, tail.epoch + 1)
+    superseded = name.base == old.name.base
+    predecessor = Predecessor(
+        old.name.base, old.name.epoch, tail.durable_position, tail.durable_end, tail.durable_number
+    )
+    copied = Blocks(offset=name.base, number=tail.durable_number + 1, epoch=name.epoch)
+    try:
+        for header, _ in old.headers(tail.durable_position, tail.position):
+            copied.add(header, old.read_content(header))
+    except (Blank, Broken) as error:
+        logger.warning("%s: what was written behind offset %d is not whole: %s", files, copied.offset, error)
+    file = files.create_segment(
+        name,
+        number=tail.durable_number,
+        max_time=tail.max_time,
+        producers=producers_up_to(old, tail.durable_position),
+        predecessor=old.facts.predecessor if superseded else predecessor,
+        blocks=copied.encode,
+    )
+    healed = tail._replace(
+        state=State.OPEN,
+        witnessed=False,
+        epoch=name.epoch,
+        segment_epoch=name.epoch,
+        segment_base=name.base,
+        inode=file.inode,
+        position=file.size(),
+        durable_position=file.size(),
+        number=copied.number,
+        durable_number=copied.number,
+        end=copied.offset,
+        durable_end=copied.offset,
+    )
+    try:
+        # The old one, if nothing in it was durable; or one that a roll was making when it was cut off.
+        files.remove([other for other in segment_names(files.disk, files.directory) if _supersedes(name, other)])
+        if not superseded:
+            files.disk.truncate(old.descriptor, tail.durable_position)
+    except OSError as error:
+        logger.warning(
+            "%s: %s could not be cut to its durable part: %s; readers stop there anyway", files, old.name, error
+        )
+    return Recovered(healed, file)
+
+
+def _supersedes(name: SegmentName, other: SegmentName) -> bool:
+    return name.base == other.base and name.epoch > other.epoch
+
+
+def producers_up_to(file: SegmentFile, position: int) -> ProducerTable:
+    """Return the producers as they were when a segment was written up to a position."""
+    producers = file.producers()
+    for header, runs in file.headers(file.first.end_position, position):
+        remember(producers, header, runs)
+    return producers
+
+
+def remember(producers: ProducerTable, header: Header, runs: Sequence[Run]) -> None:
+    """Note the runs of a block."""
+    start = header.offset
+    for run in runs:
+        producers.remember(run, Range(start, start + run.length), header.last_time)
+        start += run.length

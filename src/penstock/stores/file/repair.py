@@ -1,0 +1,283 @@
+"""Repairing a store: what is lost is declared, and nothing is invented or renumbered.
+
+`plan` says what would be done, `apply` does it, each partition under its turn. A damaged segment is written anew with a
+GAP in place of what cannot be read; a segment that is missing is replaced by one that holds a GAP. Whatever is replaced
+is kept in quarantine. Cursors and parked rows that are lost stay lost: their databases are made anew from the rows that
+are sound, and the subscriptions whose progress is gone must be given it, by a seek or by creating them again.
+
+A repair can be cut off at any moment: it leaves the old files or the new ones, and can be run again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.deduplication import ProducerTable
+from penstock.errors import IntegrityError
+from penstock.settings import FileSettings
+from penstock.stores.file.files import replace_file
+from penstock.stores.file.gate import PARTITIONS_GATE, TOPICS_GATE, shared_gates
+from penstock.stores.file.rebuild import examine, rebuild
+from penstock.stores.file.recovery import recover
+from penstock.stores.file.rewrite import Blocks
+from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, TORN, Damage, walk
+from penstock.stores.file.segment import Predecessor, SegmentName
+from penstock.stores.file.store import FORMAT, LOCK_FILE, MARKER_FILE, Marker, read_marker
+from penstock.stores.file.tail import State, Tails
+from penstock.stores.file.topics import Topics
+from penstock.stores.file.verify import PartitionReport, verify_partition
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from penstock.stores.file.block import Header
+    from penstock.stores.file.files import PartitionFiles
+    from penstock.stores.file.platform import Platform
+    from penstock.stores.file.tail import Tail
+
+REASON: Final = "damaged bytes, declared lost by a repair"
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to do."""
+
+    what: str
+    topic: str = ""
+    partition: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    loses: bool = False
+    """Whether something that was stored is given up by it."""
+
+
+# --- planning -----------------------------------------------------------------------------------
+
+
+def plan(root: Path, platform: Platform) -> list[Action]:
+    """Return what a repair would do; empty if nothing is wrong."""
+    if not platform.disk.exists(root / MARKER_FILE):
+        return [
+            Action(what=f"write {MARKER_FILE} anew, with the id that control.db holds"),
+            *_plan_topics(root, platform),
+        ]
+    store_id = _store_id(root, platform)
+    actions = [
+        Action(what=f"make the small state anew from its sound rows: {problem}", loses=True)
+        for problem in examine(root, store_id, platform)
+    ]
+    return actions + _plan_topics(root, platform)
+
+
+def _plan_topics(root: Path, platform: Platform) -> list[Action]:
+    return [_action(files, damage) for files, report in _reports(root, platform) for damage in report.damages]
+
+
+def _reports(root: Path, platform: Platform) -> list[tuple[PartitionFiles, PartitionReport]]:
+    tails = Tails(root / "tails", platform.disk)
+    with closing(tails):
+        topics = Topics(platform, root, tails)
+        every = [
+            topics.files(entry.topic.log_id, number)
+            for entry in topics.entries()
+            for number in range(entry.topic.settings.partitions)
+        ]
+        return [(files, verify_partition(files, tails.read(files.slot))) for files in every]
+
+
+def _action(files: PartitionFiles, damage: Damage) -> Action:
+    what = {
+        TORN: f"cut off what was never finished, at byte {damage.byte} of {damage.file}",
+        CORRUPT: f"write {damage.file} anew without what is damaged at byte {damage.byte} ({damage.detail})",
+        MISSING: f"declare lost what was in {damage.file}, which is missing",
+        FOREIGN: f"move {damage.file} to quarantine ({damage.detail})",
+    }[damage.kind]
+    return Action(
+        what=what,
+        topic=files.topic.name,
+        partition=files.number,
+        start=damage.start,
+        stop=damage.stop,
+        loses=damage.kind != TORN and damage.start != damage.stop,
+    )
+
+
+def _store_id(root: Path, platform: Platform) -> str:
+    return read_marker(root, platform).store_id
+
+
+# --- doing --------------------------------------------------------------------------------------
+
+
+def apply(
+    root: Path, platform: Platform, actions: Sequence[Action], *, settings: FileSettings | None = None
+) -> list[str]:
+    """Do what was planned; returns what was done, in words."""
+    if not actions:
+        return []
+    stall_seconds = (settings or FileSettings()).stall_seconds
+    gates = shared_gates(root / LOCK_FILE, platform)
+    done: list[str] = []
+    with gates.gate(TOPICS_GATE).turn("the store", stall_seconds):
+        if not platform.disk.exists(root / MARKER_FILE):
+            done.append(_write_marker(root, platform))
+        rebuilt = rebuild(root, _store_id(root, platform), platform)
+        done += [
+            f"{table}: {salvage.kept:,} rows kept, {'an unknown number' if salvage.lost is None else salvage.lost} lost"
+            for table, salvage in rebuilt.tables.items()
+        ]
+        done += [f"kept {path}" for path in rebuilt.quarantined]
+    wanted = {(action.topic, action.partition) for action in actions if action.partition is not None}
+    tails = Tails(root / "tails", platform.disk)
+    with closing(tails):
+        topics = Topics(platform, root, tails)
+        for entry in topics.entries():
+            for number in range(entry.topic.settings.partitions):
+                if (entry.topic.name, number) in wanted:
+                    files = topics.files(entry.topic.log_id, number)
+                    with gates.gate(PARTITIONS_GATE + files.slot).turn(str(files), stall_seconds):
+                        done += repair_partition(files, tails)
+    return done
+
+
+def _write_marker(root: Path, platform: Platform) -> str:
+    try:
+        with closing(platform.connect(root / "control.db")) as connection:
+            (store_id,) = connection.execute("SELECT store_id FROM identity").fetchone()
+    except (sqlite3.Error, TypeError) as error:
+        raise IntegrityError(
+            f"{root}: neither {MARKER_FILE} nor control.db says which store this is ({error}): restore one of them"
+        ) from None
+    replace_file(platform, root / MARKER_FILE, msgspec.json.encode(Marker(format=FORMAT, store_id=store_id)))
+    return f"{MARKER_FILE} was written anew"
+
+
+def repair_partition(files: PartitionFiles, tails: Tails) -> list[str]:
+    """Repair one partition, whose turn the caller holds."""
+    tail = tails.read(files.slot)
+    if tail is not None and tail.log_id != files.log_id:
+        tail = None
+    report = verify_partition(files, tail)
+    if not report.damages:
+        return []
+    return _Repair(files, tails, tail, report).run()
+
+
+class _Repair:
+    """The repair of one partition."""
+
+    def __init__(self, files: PartitionFiles, tails: Tails, tail: Tail | None, report: PartitionReport) -> None:
+        self._files = files
+        self._tails = tails
+        self._tail = tail
+        self._report = report
+        self._done: list[str] = []
+        self._epoch = 1 + max([tail.epoch if tail else 0, *(name.epoch for name in files.names())])
+
+    def run(self) -> list[str]:
+        self._put_away()
+        names = self._files.names()
+        for index, name in enumerate(names):
+            stop = names[index + 1].base if index + 1 < len(names) else None
+            if any(self._is_in(damage, name) and damage.kind == CORRUPT for damage in self._report.damages):
+                self._rewrite(name, stop)
+        self._fill_holes()
+        # The tail is found anew from what is there now; a torn end is cut off on the way.
+        witness = max((damage.stop or 0 for damage in self._report.damages), default=0)
+        recovered = recover(self._files, self._tail, max(witness, self._report.end))
+        if recovered.damages:
+            raise recovered.damages[0].error()
+        tail = recovered.tail
+        self._tails.write(self._files.slot, tail._replace(epoch=max(tail.epoch, self._epoch), state=State.OPEN))
+        self._done += [
+            f"{self._files}: {damage.kind} at byte {damage.byte} of {damage.file}: " + _outcome(damage)
+            for damage in self._report.damages
+        ]
+        return self._done
+
+    def _is_in(self, damage: Damage, name: SegmentName) -> bool:
+        return damage.file == str(self._files.directory / str(name))
+
+    def _put_away(self) -> None:
+        """Move files to quarantine that are not ours, or whose first block cannot be read."""
+        for damage in self._report.damages:
+            path = next(
+                (self._files.directory / str(name) for name in self._files.names() if self._is_in(damage, name)), None
+            )
+            unreadable = damage.kind == CORRUPT and damage.byte == 0
+            if path is not None and (damage.kind == FOREIGN or unreadable):
+                kept = self._files.quarantine_file(path)
+                self._done.append(f"{self._files}: {path.name} is kept as {kept}")
+
+    # --- segments -------------------------------------------------------------------------------
+
+    def _rewrite(self, name: SegmentName, stop: int | None) -> None:
+        """Write a segment anew, with a gap for everything in it that cannot be read."""
+        old = self._files.open(name)
+        now = self._files.platform.clock.time_us()
+        blocks = Blocks(offset=name.base, number=old.first.number + 1, epoch=self._epoch)
+
+        def take(header: Header, content: pa.Buffer) -> None:
+            blocks.declare_lost(header.offset, REASON, now)
+            blocks.add(header, content)
+
+        walked = walk(old, stop_offset=stop, visit=take)
+        end = stop
+        if end is None:
+            end = max(
+                walked.end, *(damage.stop or 0 for damage in self._report.damages if self._is_in(damage, name)), 0
+            )
+        blocks.declare_lost(end, REASON, now)
+        self._files.create_segment(
+            SegmentName(name.base, self._epoch),
+            number=old.first.number,
+            max_time=old.facts.max_time,
+            producers=old.producers(),
+            predecessor=old.facts.predecessor,
+            blocks=blocks.encode,
+        )
+        kept = self._files.quarantine_file(old.path)
+        self._done.append(f"{self._files}: {name} was written anew; the damaged file is kept as {kept}")
+
+    def _fill_holes(self) -> None:
+        """Put a segment with a gap wherever one is missing."""
+        end, producers, number, before = self._report.first, ProducerTable(), 0, None
+        for name in self._files.names():
+            file = self._files.open(name)
+            if name.base > end:
+                self._declare(end, name.base, file.producers(), file.first.number - 2, file.facts.predecessor)
+            walked = walk(file)
+            end, number = walked.end, walked.number
+            before = Predecessor(name.base, name.epoch, walked.position, walked.end, walked.number)
+            producers = file.producers()
+        goal = max((damage.stop or 0 for damage in self._report.damages if damage.kind != TORN), default=0)
+        if end < goal:
+            self._declare(end, goal, producers, number, before)
+
+    def _declare(
+        self, start: int, stop: int, producers: ProducerTable, number: int, before: Predecessor | None
+    ) -> None:
+        blocks = Blocks(offset=start, number=max(number, 0) + 1, epoch=self._epoch)
+        blocks.declare_lost(stop, REASON, self._files.platform.clock.time_us())
+        self._files.create_segment(
+            SegmentName(start, self._epoch),
+            number=max(number, 0),
+            max_time=0,
+            producers=producers,
+            predecessor=before if before is not None and before.end_offset <= start else None,
+            blocks=blocks.encode,
+        )
+
+
+def _outcome(damage: Damage) -> str:
+    if damage.kind == TORN:
+        return "it was cut off"
+    if damage.start == damage.stop:
+        return "no event was lost"
+    return f"offsets {damage.start} to {damage.stop} are declared lost"

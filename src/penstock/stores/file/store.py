@@ -1,0 +1,254 @@
+"""FileStore: the `Store` behind `file:`, put together.
+
+Any number of processes, and of openings within one, may share a directory. Each is a *member*: it holds a lock on a
+byte of its own for as long as it lives, so that the others see its death at once; a small file in `members/` says who
+it is. A process that forks must not use the store in the child: it says so, and the child opens its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.errors import IntegrityError, NewerFormat, StoreClosed, StoreUnavailable
+from penstock.outbox import SqliteOutbox
+from penstock.ports import Capabilities
+from penstock.settings import FileSettings
+from penstock.stores.file.cursors import FileCursors
+from penstock.stores.file.database import open_databases
+from penstock.stores.file.files import replace_file
+from penstock.stores.file.filesystem import check_filesystem
+from penstock.stores.file.gate import TOPICS_GATE, Gates, shared_gates
+from penstock.stores.file.keeper import Keeper
+from penstock.stores.file.leases import FileLeases, check_fence
+from penstock.stores.file.log import FileLog
+from penstock.stores.file.manifests import FileManifests
+from penstock.stores.file.notifier import FileNotifier, find_runtime_directory
+from penstock.stores.file.parked import FileParkedRows
+from penstock.stores.file.payloads import Payloads
+from penstock.stores.file.platform import Platform
+from penstock.stores.file.schedule import FileSchedule
+from penstock.stores.file.schema import create_databases
+from penstock.stores.file.witnesses import Witnesses
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.offsets import Range
+    from penstock.ports import Outbox
+    from penstock.rows import Fence, Partition, Staged
+    from penstock.stores.file.database import Database
+
+logger = logging.getLogger(__name__)
+
+FORMAT: Final = 1
+MARKER_FILE: Final = "penstock.json"
+LOCK_FILE: Final = "locks"
+
+_own_members: set[tuple[str, int]] = set()
+"""The members of this process, by store: the system does not tell a process of its own locks."""
+os.register_at_fork(after_in_child=_own_members.clear)
+
+
+class Marker(msgspec.Struct, frozen=True, kw_only=True):
+    """What `penstock.json` says: that this directory is a store, and which."""
+
+    format: int
+    store_id: str
+
+
+class FileStore:
+    """A store in a directory."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        settings: FileSettings | None = None,
+        platform: Platform | None = None,
+        outbox: Path | None = None,
+    ) -> None:
+        """Open the store, making it if the directory is new or empty; `outbox` is an application's database."""
+        self._settings = settings or FileSettings()
+        self._platform = platform or Platform()
+        self._root = root.absolute()
+        self._process = os.getpid()
+        self._closed = False
+        self.url = f"file:{root}"
+        self.capabilities = Capabilities(durable=True, shared=True, blocking=True)
+        self._gates, self.store_id = open_directory(self._root, self._settings, self._platform)
+        self._member = int.from_bytes(self._platform.random(4), "big")
+        self._enter()
+        try:
+            self._assemble(outbox)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _assemble(self, outbox: Path | None) -> None:
+        platform, settings = self._platform, self._settings
+        self.notifier = FileNotifier(
+            store_id=self.store_id,
+            member=self._member,
+            directory=find_runtime_directory(
+                None if settings.runtime_directory == "auto" else Path(settings.runtime_directory),
+                system=Path("/run/user"),
+                temporary=Path(tempfile.gettempdir()),
+                user=os.geteuid(),
+            ),
+            is_alive=self._is_alive,
+            platform=platform,
+        )
+        self._databases = open_databases(
+            self._root, self.store_id, platform, self._gates, stall_seconds=settings.stall_seconds
+        )
+        control, payloads = self._databases.control, Payloads(self._databases.control, self._databases.bulk, platform)
+        self._witnesses = Witnesses(control, payloads)
+        self.log = FileLog(
+            self._root,
+            platform=platform,
+            settings=settings,
+            gates=self._gates,
+            progress=self._witnesses,
+            notifier=self.notifier,
+            check_open=self.check_open,
+        )
+        view = self.log
+        self.cursors = FileCursors(
+            control, payloads, self._witnesses, view, platform.clock, parked_rows_max=settings.parked_rows_max
+        )
+        self.parked = FileParkedRows(control, payloads, view)
+        self.leases = FileLeases(self._databases, view, platform, member=self._member, is_alive=self._is_alive)
+        self.schedule = FileSchedule(self._databases, view, scheduled_rows_max=settings.scheduled_rows_max)
+        self.manifests = FileManifests(control, view)
+        self.outbox: Outbox | None = None if outbox is None else _StoreOutbox(outbox, control)
+        self.log.tidy()
+        payloads.sweep()
+        self._keeper = Keeper(self.log, settings, platform)
+
+    # --- members --------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        self._gates.enter(self._member)
+        _own_members.add((self.store_id, self._member))
+        told = {"process": os.getpid(), "program": Path(sys.argv[0]).name, "opened_at": self._platform.clock.time_us()}
+        members = self._root / "members"
+        self._platform.disk.make_directory(members)
+        replace_file(self._platform, members / f"{self._member}.json", msgspec.json.encode(told))
+        for name in self._platform.disk.names(members):
+            number = name.removesuffix(".json")
+            if number.isdigit() and not self._is_alive(int(number)):
+                (members / name).unlink(missing_ok=True)
+
+    def _leave(self) -> None:
+        (self._root / "members" / f"{self._member}.json").unlink(missing_ok=True)
+        _own_members.discard((self.store_id, self._member))
+        self._gates.leave(self._member)
+
+    def _is_alive(self, member: int) -> bool:
+        return (self.store_id, member) in _own_members or self._gates.is_alive(member)
+
+    # --- the whole ------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise `StoreClosed` once the store is closed, and in a child of the process that opened it."""
+        if self._closed:
+            raise StoreClosed(f"this store is closed: open it anew with open_store({self.url!r})")
+        if os.getpid() != self._process:
+            raise StoreClosed(
+                f"this store was opened by process {self._process}, before a fork: this process opens its own, with "
+                f"open_store({self.url!r})"
+            )
+
+    def bounds_synced(self, partition: Partition, up_to: int) -> Range:
+        """See `FileLog.bounds_synced`."""
+        return self.log.bounds_synced(partition, up_to)
+
+    def close(self) -> None:
+        """Give the last blocks their witnesses, and give up files, sockets and threads."""
+        if self._closed or os.getpid() != self._process:
+            self._closed = True
+            return
+        self._closed = True
+        self._keeper.stop()
+        self.notifier.close()
+        self.log.close()
+        self._databases.close()
+        if isinstance(self.outbox, SqliteOutbox):
+            self.outbox.close()
+        self._leave()
+
+
+class _StoreOutbox(SqliteOutbox):
+    """An application's outbox whose mover is refused as soon as this store's lease has a newer epoch."""
+
+    def __init__(self, path: Path, control: Database) -> None:
+        super().__init__(path)
+        self._control = control
+
+    def claim(self, limit: int, fence: Fence) -> list[Staged]:
+        self._control.read(lambda connection: check_fence(connection, fence))
+        return super().claim(limit, fence)
+
+    def done(self, sequences: Sequence[int], fence: Fence) -> None:
+        self._control.read(lambda connection: check_fence(connection, fence))
+        super().done(sequences, fence)
+
+
+def open_directory(root: Path, settings: FileSettings, platform: Platform) -> tuple[Gates, str]:
+    """Make a directory a store, or see that it is one; returns its gates and its id."""
+    check_filesystem(root)
+    disk = platform.disk
+    if disk.exists(root) and not disk.exists(root / MARKER_FILE):
+        strangers = [name for name in disk.names(root) if name not in {LOCK_FILE, *_MADE_BEFORE_THE_MARKER}]
+        if strangers:
+            raise StoreUnavailable(
+                f"{root} is not empty and no store ({strangers[0]} is there): name an empty or a new directory. If it "
+                f"was a store, its {MARKER_FILE} is lost: `penstock repair` writes it anew"
+            )
+    for directory in (*reversed(root.parents), root):
+        if not disk.exists(directory):
+            disk.make_directory(directory)
+            disk.sync_directory(directory.parent)
+    gates = shared_gates(root / LOCK_FILE, platform)
+    with gates.gate(TOPICS_GATE).turn("the store", settings.stall_seconds):
+        if disk.exists(root / MARKER_FILE):
+            return gates, read_marker(root, platform).store_id
+        return gates, _create(root, platform)
+
+
+_MADE_BEFORE_THE_MARKER: Final = {
+    *(f"{name}.db{side}" for name in ("control", "bulk") for side in ("", "-wal", "-shm", "-journal")),
+    "topics",
+}
+
+
+def _create(root: Path, platform: Platform) -> str:
+    store_id = platform.random(16).hex()
+    platform.disk.make_directory(root / "topics")
+    create_databases(root, store_id, platform)
+    replace_file(platform, root / MARKER_FILE, msgspec.json.encode(Marker(format=FORMAT, store_id=store_id)))
+    return store_id
+
+
+def read_marker(root: Path, platform: Platform) -> Marker:
+    """Read `penstock.json`."""
+    path = root / MARKER_FILE
+    descriptor = platform.disk.open(path, write=False)
+    try:
+        data = platform.disk.read(descriptor, platform.disk.size(descriptor), 0)
+    finally:
+        platform.disk.close(descriptor)
+    try:
+        marker = msgspec.json.decode(data, type=Marker)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise IntegrityError(f"{path} cannot be read: {error}; `penstock repair` writes it anew") from None
+    if marker.format > FORMAT:
+        raise NewerFormat(f"{root} has format {marker.format}, this version knows {FORMAT}: upgrade Penstock")
+    return marker

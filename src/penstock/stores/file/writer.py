@@ -1,0 +1,519 @@
+"""Writing a partition: appends in groups, the roll to the next segment, markers, trimming.
+
+**A turn** begins with the tail that the writer before has left. What others have appended since this process's last
+turn is caught up from the headers, so that every writer knows the producers of all. If that writer died during a sync,
+or its sync failed, the log is healed first; if nobody knows how the log ends, it is recovered.
+
+**An append**, in this order: allocate space (a full disk is found here, before anything is accepted), write the blocks
+with one call, note in the tail that a sync begins, sync, note what is durable, give the turn back, answer. Offsets are
+given at the moment of the write. What goes wrong before the sync is cut off again and surely not stored; a sync that
+fails poisons the segment, and those who wait get an error that is not a `PenstockError`: unknown.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from penstock.deduplication import ProducerTable
+from penstock.errors import Corruption, PenstockError, StoreError, StoreFull, TopicDeleted, WritingStopped
+from penstock.offsets import Range
+from penstock.rows import Appended
+from penstock.stores.file.block import Blank, Broken
+from penstock.stores.file.commit import (
+    MERGED_BYTES_MAX,
+    Content,
+    Queue,
+    Request,
+    encode_content,
+    encode_data_block,
+    encode_marker,
+    merge,
+)
+from penstock.stores.file.recovery import empty_tail, heal, is_believed, producers_up_to, recover, remember
+from penstock.stores.file.segment import Predecessor, SegmentFile, SegmentName
+from penstock.stores.file.tail import State, Tail, Tails
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from penstock.batch import Batch
+    from penstock.producers import Run
+    from penstock.settings import FileSettings
+    from penstock.stores.file.files import PartitionFiles
+    from penstock.stores.file.gate import Gate
+    from penstock.stores.file.scan import Damage
+
+logger = logging.getLogger(__name__)
+
+_NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+SEGMENT_BYTES_MAX: Final = (1 << 32) - (256 << 20)
+"""Positions are 32 bits wide in the tail, and a block may go over the end of its segment."""
+
+
+class PartitionWriter:
+    """What this process writes to one partition. Safe for several threads; writers of other processes take turns."""
+
+    def __init__(
+        self,
+        files: PartitionFiles,
+        gate: Gate,
+        tails: Tails,
+        settings: FileSettings,
+        witness: Callable[[], int],
+    ) -> None:
+        self._files = files
+        self._gate = gate
+        self._tails = tails
+        self._settings = settings
+        self._witness = witness
+        self._syncs = files.topic.settings.durability == "sync"
+        self._queue = Queue(self._commit)
+        # What this process knows, of the moment when it last had the turn; without a file, nothing.
+        self._tail = empty_tail(files)
+        self._file: SegmentFile | None = None
+        self._allocated = 0
+        self._producers = ProducerTable()
+        self._known = False
+        self._stopped: WritingStopped | None = None
+        self._damages: tuple[Damage, ...] = ()
+
+    # --- turns ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        slot = self._files.slot
+        with self._gate.turn(
+            str(self._files), self._settings.stall_seconds, progress=lambda: self._tails.read_raw(slot, 1)
+        ):
+            yield
+
+    @contextmanager
+    def turn(self) -> Iterator[Tail]:
+        """Hold the turn, with everything known that others have written; the tail is `self.tail` afterwards."""
+        with self._turn():
+            self._take_over()
+            try:
+                yield self._tail
+            except BaseException:
+                # What this turn has noted of producers may not be stored: all is learnt anew from the segment.
+                self._known, self._file = False, None
+                raise
+
+    def ensure_recovered(self, *, check_inode: bool = False) -> Tail:
+        """Return a tail that is believed, recovering the log if there is none.
+
+        With `check_inode`, also look whether it speaks of this very directory and not of one that this is a copy of.
+        """
+        tail = self._tails.read(self._files.slot)
+        if tail is not None and is_believed(tail, self._files) and not (check_inode and self._is_of_a_copy(tail)):
+            return tail
+        with self._turn(), suppress(Corruption):  # it can still be read
+            self._take_over()
+        return self._tail
+
+    def _is_of_a_copy(self, tail: Tail) -> bool:
+        if not tail.inode or tail.state == State.DELETED:
+            return False
+        try:
+            file = self._files.open(SegmentName(tail.segment_base, tail.segment_epoch))
+        except (FileNotFoundError, Blank, Broken):
+            return True
+        return file.inode != tail.inode
+
+    def _take_over(self) -> None:
+        """Learn what the writers before have left; raises if nothing may be written."""
+        if self._stopped is not None:
+            raise self._stopped
+        tail = self._tails.read(self._files.slot)
+        if self._known and tail == self._tail:
+            return
+        self._known = False
+        self._check_not_deleted(tail)
+        if tail is None or not is_believed(tail, self._files):
+            tail = self._recover(tail)
+        try:
+            if tail.state in {State.SYNCING, State.POISONED}:
+                tail = self._heal(tail)
+            self._adopt(tail)
+        except (Blank, Broken):
+            # The tail is believed, but a block before it is damaged: a walk over the segment tells which.
+            self._adopt(self._recover(tail))
+
+    def _adopt(self, tail: Tail) -> None:
+        """Go on from this tail; raises if the log is damaged."""
+        if tail.state == State.DAMAGED and not self._damages:
+            tail = self._recover(tail)  # another process has found it
+        if tail.state == State.DAMAGED:
+            self._tail = tail
+            raise self._damages[0].error()
+        self._catch_up(tail)
+
+    def _check_not_deleted(self, tail: Tail | None) -> None:
+        deleted = tail is not None and tail.state == State.DELETED and tail.log_id == self._files.log_id
+        # The slot may have been given to another topic since.
+        if deleted or not self._files.disk.exists(self._files.directory.parent / "topic.json"):
+            raise TopicDeleted(self._files.topic.log_id)
+
+    def _recover(self, old: Tail | None) -> Tail:
+        recovered = recover(self._files, old, self._witness())
+        self._damages = recovered.damages
+        self._file = None
+        self._tail = self._tails.write(self._files.slot, recovered.tail)
+        return self._tail
+
+    def _heal(self, tail: Tail) -> Tail:
+        try:
+            recovered = heal(self._files, tail)
+        except WritingStopped as stopped:
+            self._stopped = stopped
+            raise
+        self._file = None
+        return self._tails.write(self._files.slot, recovered.tail)
+
+    def _catch_up(self, tail: Tail) -> None:
+        """Make this process's knowledge that of the tail."""
+        name = SegmentName(tail.segment_base, tail.segment_epoch)
+        file = self._file
+        if not tail.inode:
+            self._file, self._producers = None, ProducerTable()
+        elif (
+            file is not None and (file.name, file.inode) == (name, tail.inode) and self._tail.position <= tail.position
+        ):
+            for header, runs in file.headers(self._tail.position, tail.position):
+                remember(self._producers, header, runs)
+            self._allocated = file.size()
+        else:
+            if self._is_of_a_copy(tail):
+                tail = self._recover(tail)
+                if tail.state == State.DAMAGED:
+                    raise self._damages[0].error()
+            file = self._files.open(SegmentName(tail.segment_base, tail.segment_epoch)) if tail.inode else None
+            self._file = file
+            self._producers = producers_up_to(file, tail.position) if file else ProducerTable()
+            self._allocated = file.size() if file else 0
+        self._tail, self._known = tail, True
+
+    # --- appending ------------------------------------------------------------------------------
+
+    def append(self, batch: Batch, runs: Sequence[Run]) -> list[Appended]:
+        """See `Log.append`."""
+        return self._queue.submit(Request(batch, runs, compress=self.compresses))
+
+    def _commit(self, take: Callable[[], list[Request]]) -> None:
+        with self.turn():
+            group = _Group(self, take())
+            group.plan(self._files.platform.clock.time_us())
+            group.write()
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the topic's blocks are compressed, as far as this process knows."""
+        return self._files.topic.settings.compression == "zstd"
+
+    def answer(self, run: Run, now: int) -> Appended | None:
+        """Return the answer to a run that must not be stored."""
+        return self._producers.answer(run, now)
+
+    def note(self, run: Run, offsets: Range, now: int) -> None:
+        """Remember a run that is about to be stored."""
+        self._producers.remember(run, offsets, now)
+
+    @property
+    def end(self) -> int:
+        """The next offset, as this turn knows it."""
+        return self._tail.end
+
+    def write_blocks(self, contents: Sequence[Content], now: int) -> None:
+        """Write blocks to the end of the log; durable on return, as far as the topic is. Under the turn."""
+        file = self._prepare(sum(content.length for content in contents))
+        before, after = self._tail, self._tail
+        parts: list[bytes | pa.Buffer] = []
+        for content in contents:
+            parts += encode_data_block(file.segment, after, content, now)
+            after = after._replace(
+                state=State.OPEN,
+                position=after.position + content.length,
+                number=after.number + 1,
+                end=after.end + content.events,
+                max_time=max(after.max_time, now),
+                witnessed=False,
+            )
+        self._write(file, parts, before, after)
+
+    def _write(self, file: SegmentFile, parts: Sequence[bytes | pa.Buffer], before: Tail, after: Tail) -> None:
+        """Write at the end; then the tail tells of it, and after a sync that it is durable."""
+        disk = self._files.disk
+        try:
+            written = disk.write_many(file.descriptor, parts, before.position)
+        except OSError as error:
+            self._cut(file, before, error)
+        else:
+            if written != after.position - before.position:
+                self._cut(file, before, OSError(errno.ENOSPC, "the write was cut short"))
+        if self._syncs:
+            self.sync_to(file, after)
+        else:
+            self._tail = self._tails.write(self._files.slot, after)
+
+    def sync_to(self, file: SegmentFile, after: Tail) -> None:
+        """Sync what was written; the tail `after` is durable then."""
+        slot = self._files.slot
+        syncing = self._tails.write(slot, after._replace(state=State.SYNCING))
+        try:
+            self._files.disk.sync(file.descriptor)
+        except OSError:
+            self._known = False
+            self._tails.write(slot, syncing._replace(state=State.POISONED))
+            logger.exception("%s: a sync failed; what it should have made durable is unknown", self._files)
+            raise
+        self._tail = self._tails.write(
+            slot,
+            syncing._replace(
+                state=State.OPEN,
+                durable_position=after.position,
+                durable_number=after.number,
+                durable_end=after.end,
+            ),
+        )
+
+    def _cut(self, file: SegmentFile, before: Tail, error: OSError) -> None:
+        """Remove what was written in part, and say so; if that fails, nobody knows what is there."""
+        try:
+            self._files.disk.truncate(file.descriptor, before.position)
+        except OSError:
+            self._known = False
+            self._tails.write(self._files.slot, before._replace(state=State.POISONED))
+            raise error from None
+        raise _refused(f"{self._files}: the events could not be written", error) from error
+
+    # --- space ----------------------------------------------------------------------------------
+
+    def _prepare(self, length: int) -> SegmentFile:
+        """Return the segment that takes so many bytes more, rolling and allocating as needed."""
+        tail = self._tail
+        limit = min(self._settings.segment_bytes, SEGMENT_BYTES_MAX)
+        try:
+            if self._file is None:
+                self._begin_segment(None)
+            elif tail.position + length > limit and tail.end > tail.segment_base:
+                self.roll()
+            assert self._file is not None
+            needed = self._tail.position + length
+            if needed > self._allocated:
+                step = min(self._settings.allocate_bytes, max(limit - self._tail.position, 0))
+                ahead = self._affordable(self._file, needed, max(needed, self._tail.position + step))
+                self._files.disk.allocate(self._file.descriptor, self._allocated, ahead - self._allocated)
+                self._allocated = ahead
+        except OSError as error:
+            raise _refused(f"{self._files}: there is no room for {length:,} bytes", error) from error
+        return self._file
+
+    def _affordable(self, file: SegmentFile, needed: int, wished: int) -> int:
+        """Return up to where to allocate, leaving a reserve: what nobody can say to have passed could never go."""
+        free, total = self._files.disk.free(file.descriptor)
+        reserve = min(self._settings.reserve_bytes, total // 20)
+        for ahead in (wished, needed):
+            if free - (ahead - self._allocated) >= reserve:
+                return ahead
+        raise OSError(errno.ENOSPC, f"of {total:,} bytes {free:,} are free, and {reserve:,} of them are a reserve")
+
+    def roll(self) -> None:
+        """Seal the active segment and begin the next one. Under the turn.
+
+        Events may go on to the old one only if there is no trace of the next one. So the tail says `SYNCING` meanwhile:
+        whoever finds that left behind makes another segment, which supersedes the one that was being made.
+        """
+        file, tail = self._file, self._tail
+        assert file is not None
+        if not tail.is_synced:
+            self.sync_to(file, tail)
+            tail = self._tail
+        self._tail = self._tails.write(self._files.slot, tail._replace(state=State.SYNCING))
+        try:
+            self._files.seal(file, tail.position)
+            self._allocated = tail.position
+            self._begin_segment(Predecessor(file.name.base, file.name.epoch, tail.position, tail.end, tail.number))
+        except OSError:
+            self._files.remove([SegmentName(tail.end, tail.epoch)])
+            self._tail = self._tails.write(self._files.slot, tail)
+            raise
+
+    def _begin_segment(self, predecessor: Predecessor | None) -> None:
+        tail = self._tail
+        name = SegmentName(tail.end, tail.epoch)
+        file = self._files.create_segment(
+            name, number=tail.number, max_time=tail.max_time, producers=self._producers, predecessor=predecessor
+        )
+        position = file.size()
+        self._file, self._allocated = file, position
+        self._tail = self._tails.write(
+            self._files.slot,
+            tail._replace(
+                state=State.OPEN,
+                segment_base=name.base,
+                segment_epoch=name.epoch,
+                inode=file.inode,
+                position=position,
+                durable_position=position,
+                number=tail.number + 1,
+                durable_number=tail.number + 1,
+                durable_end=tail.end,
+                witnessed=True,
+            ),
+        )
+
+    # --- witnesses and syncs --------------------------------------------------------------------
+
+    def mark(self, *, clean: bool = False) -> None:
+        """Give the last block a witness, if this process wrote it; with `clean`, say that this writer is done."""
+        if not self._known or self._file is None:
+            return
+        with self._turn():
+            # Whoever has written since will see to it.
+            if self._tails.read(self._files.slot) != self._tail or self._tail.state != State.OPEN:
+                return
+            if not self._tail.witnessed:
+                self._write_marker()
+            if clean and self._tail.is_synced:
+                self._tail = self._tails.write(self._files.slot, self._tail._replace(state=State.CLEAN))
+
+    def _write_marker(self) -> None:
+        assert self._file is not None
+        now = self._files.platform.clock.time_us()
+        if not self._tail.is_synced:
+            self.sync_to(self._file, self._tail)
+        data = encode_marker(self._file.segment, self._tail, now)
+        file = self._prepare(len(data))
+        if file.segment.base != self._tail.segment_base or self._tail.witnessed:
+            return  # it rolled, and the next segment's first block is the witness
+        # Encoded anew, for the case that preparing has moved the end.
+        data = encode_marker(file.segment, self._tail, now)
+        after = self._tail._replace(position=self._tail.position + len(data), number=self._tail.number + 1)
+        written = self._files.disk.write_many(file.descriptor, [data], self._tail.position)
+        if written != len(data):
+            self._cut(file, self._tail, OSError(errno.ENOSPC, "the write was cut short"))
+        self.sync_to(file, after._replace(witnessed=True))
+
+    def ensure_durable(self, offset: int) -> None:
+        """Sync the log at least up to an offset, if it is not."""
+        tail = self.ensure_recovered()
+        if tail.durable_end >= offset:
+            return
+        with self.turn() as tail:
+            if tail.durable_end < offset <= tail.end and self._file is not None:
+                self.sync_to(self._file, tail)
+
+    # --- removing -------------------------------------------------------------------------------
+
+    def trim(self, before: int) -> int:
+        """Remove whole segments below an offset, which the caller may remove; returns the new beginning."""
+        with self.turn() as tail:
+            if before >= tail.end and self._file is not None and tail.end > tail.segment_base:
+                self.roll()
+            names = self._files.names()
+            ends = [name.base for name in names[1:]]
+            gone = [name for name, end in zip(names, ends, strict=False) if end <= before]
+            if not gone:
+                return self._tail.first
+            first = ends[len(gone) - 1]
+            self._files.write_first(first)
+            self._tail = self._tails.write(self._files.slot, self._tail._replace(first=first))
+            self._files.remove_below(first)
+            return first
+
+    def delete(self) -> None:
+        """Mark the log as deleted; whoever has it open finds out at the next turn or read."""
+        with self._turn():
+            tail = self._tails.read(self._files.slot)
+            if tail is None or tail.log_id != self._files.log_id:
+                tail = empty_tail(self._files)
+            self._tails.write(
+                self._files.slot, tail._replace(state=State.DELETED, boot_id=self._files.platform.boot_id)
+            )
+            self._known, self._file = False, None
+
+    def segments(self) -> list[tuple[SegmentName, int]]:
+        """Return the segments with their sizes, the active one last."""
+        found = []
+        for name in self._files.names():
+            try:
+                descriptor = self._files.disk.open(self._files.directory / str(name), write=False)
+            except FileNotFoundError:
+                continue
+            try:
+                found.append((name, self._files.disk.size(descriptor)))
+            finally:
+                self._files.disk.close(descriptor)
+        return found
+
+
+class _Group:
+    """The appends of one group commit."""
+
+    def __init__(self, writer: PartitionWriter, requests: list[Request]) -> None:
+        self._writer = writer
+        self._requests = requests
+        self._now = 0
+        self._end = writer.end
+        self._blocks: list[tuple[Content, list[Request]]] = []
+        self._merging: list[tuple[Batch, list[Run], Request]] = []
+        self._merging_bytes = 0
+        self._answers: dict[int, list[Appended]] = {}
+
+    def plan(self, now: int) -> None:
+        """Decide what is stored where."""
+        self._now = now
+        for request in self._requests:
+            answers, accepted, start = [], [], request.batch.start
+            for run in request.runs:
+                answer = self._writer.answer(run, now)
+                if answer is None:
+                    offsets = Range(self._end, self._end + run.length)
+                    self._writer.note(run, offsets, now)
+                    answer = Appended(offsets)
+                    accepted.append((run, Range(start, start + run.length)))
+                    self._end = offsets.stop
+                answers.append(answer)
+                start += run.length
+            self._answers[id(request)] = answers
+            self._place(request, accepted)
+        self._finish_merging()
+
+    def _place(self, request: Request, accepted: list[tuple[Run, Range]]) -> None:
+        if request.content is not None and len(accepted) == len(request.runs):
+            self._finish_merging()
+            self._blocks.append((request.content, [request]))
+            return
+        if len(accepted) == len(request.runs):
+            self._merging.append((request.batch, list(request.runs), request))
+        else:
+            self._merging += [(request.batch.slice(rows), [run], request) for run, rows in accepted]
+        self._merging_bytes += request.size
+        if self._merging_bytes > MERGED_BYTES_MAX:
+            self._finish_merging()
+
+    def _finish_merging(self) -> None:
+        if self._merging:
+            parts, runs, requests = zip(*self._merging, strict=True)
+            every = [run for some in runs for run in some]
+            content = encode_content(merge(parts), every, compress=self._writer.compresses)
+            self._blocks.append((content, list(requests)))
+        self._merging, self._merging_bytes = [], 0
+
+    def write(self) -> None:
+        """Write the blocks, and answer whoever's are durable."""
+        if self._blocks:
+            self._writer.write_blocks([content for content, _ in self._blocks], self._now)
+        for request in self._requests:
+            request.answers = self._answers[id(request)]
+
+
+def _refused(what: str, error: OSError) -> PenstockError:
+    if error.errno in _NO_SPACE:
+        return StoreFull(f"{what}: the disk is full ({error}). Nothing was stored; it goes on when there is space")
+    return StoreError(f"{what}: {error}. Nothing was stored")
