@@ -287,7 +287,7 @@ def test_every_command_has_a_help_that_says_what_it_does(
     assert purpose.strip().endswith(".")
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("verison", "version"), ("confg show", "config"), ("config shw", "show")])
+@pytest.mark.parametrize(("typed", "meant"), [("vsion", "version"), ("confg show", "config"), ("config shw", "show")])
 def test_a_mistyped_command_is_a_usage_error_that_names_the_nearest_one(
     typed: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -511,7 +511,24 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("", {"bench", "completion", "config", "version"}),
+        (
+            "",
+            {
+                "bench",
+                "completion",
+                "config",
+                "doctor",
+                "dump",
+                "publish",
+                "read",
+                "repair",
+                "schedule",
+                "topics",
+                "trim",
+                "verify",
+                "version",
+            },
+        ),
         ("config ", {"show"}),
         ("config show --o", {"--origin"}),
         ("completion ", {"bash", "zsh", "fish"}),

@@ -51,7 +51,9 @@ class Kept:
     def block(self, name: SegmentName, index: int) -> tuple[int, int, int, int]:
         """Return position, end position and offsets of a data block."""
         file = SegmentFile(Platform().disk, self.path(name), name)
-        header = [header for header, _ in file.headers(file.first.end_position, self._length(file)) if header.span][index]
+        header = [header for header, _ in file.headers(file.first.end_position, self._length(file)) if header.span][
+            index
+        ]
         return header.position, header.end_position, header.offset, header.end_offset
 
     def _length(self, file: SegmentFile) -> int:

@@ -223,8 +223,12 @@ def test_a_call_that_fails_in_a_group_leaves_nothing_and_the_others_are_written(
             errors.append(error)
 
     def wrong() -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM subscriptions")
+            connection.execute("INSERT INTO no_such_table VALUES (1)")
+
         try:
-            store.databases.control.write(lambda connection: connection.execute("INSERT INTO no_such_table VALUES (1)"))
+            store.databases.control.write(work)
         except StoreError as error:
             errors.append(error)
 
@@ -369,8 +373,29 @@ def test_a_row_with_the_same_event_is_replaced_without_writing_the_event_again(
     assert store.databases.bulk.read(lambda bulk: bulk.execute("SELECT version FROM payloads").fetchall()) == version
     changed = a_parked(shard, 1, event=an_event(b"other"))
     park(store, changed)
-    assert store.payloads.sweep() == 1
+    assert store.payloads.remove_doomed() == 1
     assert store.parked.page(billing(topic)) == [changed]
+
+
+def test_a_row_whose_event_is_replaced_meanwhile_gets_its_own_event(
+    opening: Callable[..., StateStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = opening(), opening()
+    topic = a_topic(store)
+    subscribe(store, topic)
+    row = a_parked(a_shard(topic), 1)
+    park(store, row)
+    write = store.databases.control.write
+
+    def replaced_first(work: Callable[[sqlite3.Connection], Any]) -> Any:
+        monkeypatch.undo()
+        park(other, a_parked(a_shard(topic), 1, event=an_event(b"other")))
+        other.payloads.sweep()
+        return write(work)
+
+    monkeypatch.setattr(store.databases.control, "write", replaced_first)
+    park(store, row)
+    assert other.parked.page(billing(topic)) == [row]
 
 
 def test_a_reader_between_a_replacement_and_its_sweep_gets_the_row_as_it_is(
@@ -402,7 +427,7 @@ def test_payloads_of_what_is_refused_purged_or_deleted_do_not_stay(store: StateS
     assert type(commit(store, parked=(row, a_parked(shard, 1, event=an_event(b"refused"))))) is UnknownSubscription
     assert store.parked.purge(billing(topic)) == 2
     store.cursors.delete_subscription(topic.log_id, "audit")
-    store.payloads.sweep()
+    store.payloads.remove_doomed()
     assert payload_count(store) == 0
     assert store.databases.bulk.read(lambda bulk: tallies.read_tally(bulk, SEALED_TABLES[BULK][0])).rows == 0
 
@@ -459,6 +484,10 @@ def test_rows_beyond_the_limit_are_refused_and_those_there_can_still_be_replaced
     store.parked.purge(billing(topic))
     rows = [Commit(parked=(a_parked(a_shard(topic), offset),)) for offset in range(3)]
     assert [type(answer) for answer in store.cursors.commit(rows)] == [type(None), type(None), StoreFull]
+    both = (a_parked(a_shard(topic), 0, state="done"), a_parked(a_shard(topic), 7))
+    with pytest.raises(StoreFull):
+        committed(parked=both)
+    assert store.parked.count(billing(topic))["done"] == 0
     committed(finished=(a_shard(topic, slot=1),))
     committed(cursors=(a_cursor(a_shard(topic, slot=2), 0),))
     assert examine(store.directory, STORE_ID, Platform()) == []
@@ -699,6 +728,28 @@ def test_a_fork_waits_for_whoever_is_at_work_and_leaves_the_child_nothing(
     if child == 0:  # pragma: no cover - another process
         kept = [connection for abandoned in connections._abandoned for connection in abandoned]  # type: ignore[attr-defined]
         os._exit(0 if kept == [reader] and lending._closed else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    status = os.waitpid(child, 0)[1]
     lending.take_back(reader, reading=True)
+    assert status == 0
     assert acquired(store)
+
+
+def test_a_fork_lets_a_writer_of_one_file_look_into_the_other(store: StateStore) -> None:
+    control, bulk = store.databases.control, store.databases.bulk
+    begun = threading.Event()
+
+    def work(connection: sqlite3.Connection) -> None:
+        del connection
+        begun.set()
+        while not control._connections._forking:
+            os.sched_yield()
+        bulk.read(lambda connection: connection.execute("SELECT 1").fetchone())
+
+    writer = threading.Thread(target=lambda: control.write(work))
+    writer.start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:  # pragma: no cover - another process
+        os._exit(0 if not any(connections._abandoned) else 1)
+    writer.join()
+    assert os.waitpid(child, 0)[1] == 0

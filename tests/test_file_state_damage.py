@@ -225,7 +225,23 @@ def test_a_settlement_record_that_vanished_is_missed(store: StateStore, topic: T
     damage(directory, CONTROL, "DELETE FROM settlements WHERE first = 2")
     assert len(store.cursors.settlements(1)) == 1
     with pytest.raises(StateMissing, match="settlements"):
-        store.cursors.settlements(3)
+        store.cursors.settlements(2)
+
+
+@pytest.mark.parametrize("table", ["sequences", "sinks", "subscriptions", "leases"])
+def test_a_row_that_vanished_is_missed_before_anything_is_begun_anew(
+    store: StateStore, directory: Path, table: str
+) -> None:
+    topic = populated(store)
+    damage(directory, CONTROL, f"DELETE FROM {table}")
+    calls: dict[str, Callable[[], object]] = {
+        "sequences": lambda: store.schedule.claim(5, 10, acquired(store, "scheduler").fence),
+        "sinks": lambda: store.manifests.last("lake"),
+        "subscriptions": lambda: store.witnesses.protection(topic.partitions[0], 0),
+        "leases": lambda: acquired(store),
+    }
+    with pytest.raises(StateMissing, match=table):
+        calls[table]()
 
 
 @pytest.mark.parametrize("file", [CONTROL, BULK])

@@ -72,8 +72,10 @@ async def bus(store: MemoryStore, clock: VirtualClock) -> AsyncIterator[Bus]:
 
 
 @pytest.fixture
-async def appends(bus: Bus) -> Appends:
-    return Appends(bus)
+async def appends(bus: Bus) -> AsyncIterator[Appends]:
+    appends = Appends(bus)
+    yield appends
+    appends.gate.set()  # so that the bus can close, whatever the test found
 
 
 async def stored(bus: Bus, topic: Topic[bytes] = raw) -> dict[Position, bytes]:
@@ -307,6 +309,7 @@ async def test_a_deleted_topic_is_told_to_the_whole_group_and_then_created_anew(
     receipts = await publish_all(bus, 3)
     assert all(isinstance(receipt, Receipt) for receipt in receipts)
     assert list(await stored(bus)) == [Position("raw", 0, offset) for offset in range(3)]
+    assert len(bus._publisher._lanes) == len(bus._publisher._producers) == 1
 
 
 async def test_a_group_that_cannot_be_built_leaves_nobody_waiting(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,7 +563,7 @@ async def test_receipts_of_the_same_publish_are_equal_and_say_where_it_is(bus: B
 
 
 async def test_a_repeat_so_old_that_only_the_fact_is_known_has_no_position(bus: Bus) -> None:
-    async def append(*_: object) -> list[Appended]:
+    async def append(partition: Partition, batch: Batch, runs: Sequence[Run]) -> list[Appended]:
         return [Appended(None, duplicate=True)]
 
     assert bus._backend is not None

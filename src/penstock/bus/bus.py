@@ -104,6 +104,7 @@ class Bus:
         """Let every publish under way end, then close; may be repeated."""
         async with self._opening:
             was, self._state = self._state, "closed"
+            self._directory.forget()
             if was == "open":
                 assert self._backend is not None
                 await self._entrances.stop()

@@ -27,19 +27,27 @@ class TopicDirectory:
     def __init__(self, declared: Mapping[str, Topic[Any]], opened: Callable[[], Awaitable[Backend]]) -> None:
         self._declared = declared
         self._opened = opened
-        self._infos: dict[str, TopicInfo] = {}
+        self._infos: dict[str, TopicInfo] = {}  # empty unless the bus is open, so that a hit needs no other question
+        self._fitting: dict[str, tuple[Topic[Any], TopicInfo]] = {}
 
     async def info(self, name: str) -> TopicInfo:
         """Return the topic as the store has it; one that is declared is created if it is missing."""
-        backend = await self._opened()
-        if name not in self._infos:
-            self._infos[name] = await self._find(backend, name)
-        return self._infos[name]
+        info = self._infos.get(name)
+        if info is None:
+            info = await self._find(await self._opened(), name)
+            await self._opened()  # it may have been closed meanwhile
+            self._infos[name] = info
+        return info
+
+    def forget(self) -> None:
+        """Know nothing any more: the bus is closed."""
+        self._infos.clear()
 
     async def create_declared(self, backend: Backend) -> None:
         """Create what was declared, when the bus opens."""
-        for topic in self._declared.values():
-            self._infos[topic.name] = await backend.create_topic(topic.name, topic.settings)
+        self._infos = {
+            topic.name: await backend.create_topic(topic.name, topic.settings) for topic in self._declared.values()
+        }
 
     async def _find(self, backend: Backend, name: str) -> TopicInfo:
         declared = self._declared.get(name)
@@ -67,7 +75,10 @@ class TopicDirectory:
                 return declared
             settings = (await self.info(topic)).settings
             return Topic(topic, bytes, partitions=settings.partitions, source=settings.source)
-        settings = (await self.info(topic.name)).settings
-        if settings.fixed != topic.settings.fixed:
-            raise TopicMismatch(f"topic {topic.name!r} exists with {settings}, not with {topic.settings}")
+        info = await self.info(topic.name)
+        known, fitted = self._fitting.get(topic.name, (None, None))
+        if known is not topic or fitted is not info:  # compared once, and not at every publish
+            if info.settings.fixed != topic.settings.fixed:
+                raise TopicMismatch(f"topic {topic.name!r} exists with {info.settings}, not with {topic.settings}")
+            self._fitting[topic.name] = topic, info
         return topic

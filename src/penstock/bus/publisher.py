@@ -361,7 +361,7 @@ class Publisher:
             with self.topics.forgotten_if_deleted(topic):
                 (answer,) = await self._backend.append(partition, part.batch, [part.run])
                 if first_attempt and isinstance(answer.refused, ProducerExpired):
-                    del self._producers[partition]
+                    self._producers.pop(partition, None)
                     part.run = self._producer(partition).run(part.batch)
                     (answer,) = await self._backend.append(partition, part.batch, [part.run])
         except TopicDeleted:

@@ -48,7 +48,7 @@ def from_arguments(data: list[str], file: Path | None, envelope: Envelope, limit
     """Yield an event for each argument, or one of all the bytes of a file."""
     if file is None:
         for number, text in enumerate(data, 1):
-            yield Item(f"argument {number}", _event(os.fsencode(text), envelope))
+            yield Item(f"argument {number}", event_of(os.fsencode(text), envelope))
         return
     with opened(file) as stream:
         content = stream.read(limits.event_bytes_max + 1)
@@ -56,10 +56,11 @@ def from_arguments(data: list[str], file: Path | None, envelope: Envelope, limit
         raise TooLarge(
             str(file), len(content), limits.event_bytes_max, "it is at least so large (limits.event_bytes_max)"
         )
-    yield Item(str(file), _event(content, envelope))
+    yield Item(str(file), event_of(content, envelope))
 
 
-def _event(data: bytes, envelope: Envelope) -> Event:
+def event_of(data: bytes, envelope: Envelope) -> Event:
+    """Return the event of some data with what the options say."""
     from penstock.events import Event
 
     return Event.of(
@@ -81,7 +82,7 @@ def from_json(lines: Lines, envelope: Envelope) -> Iterator[Item]:
             msgspec.json.decode(line)
         except _UNREADABLE:
             raise InvalidEvent(f"line {number} is not JSON") from None
-        yield Item(f"line {number}", _event(line, envelope))
+        yield Item(f"line {number}", event_of(line, envelope))
 
 
 def from_cloudevents(lines: Lines) -> Iterator[Item]:

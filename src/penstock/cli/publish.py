@@ -7,7 +7,6 @@ says how much that is, so that one can go on from there.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,12 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.arguments import duration, header, moment
-from penstock.cli.incoming import Envelope, Item, Lines, from_arguments, from_cloudevents, from_json, opened
+from penstock.cli.incoming import Envelope, Item, Lines, event_of, from_arguments, from_cloudevents, from_json, opened
 from penstock.cli.output import JsonLines, print_json_line, progress, say, shown_time
 from penstock.cli.session import Session, find_topic
 from penstock.errors import PartialPublish, PublishError, PublishUnknown, UsageError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock.bus.bus import Bus
@@ -95,13 +95,18 @@ def publish(
 
     Lines are stored as they come. Of a stream the positions are printed with --json only.
     """
+    from penstock.events import check_event, check_name
+
     envelope = Envelope(key, type, subject, content_type, dict(map(header, headers or ())))
     is_stream = ndjson or cloudevents
     _check(data or [], file, envelope, ndjson=ndjson, cloudevents=cloudevents)
     if delay is not None and at is not None:
         raise UsageError("give --delay or --at, not both")
+    # Before a store or a topic is made for it.
+    check_name("topic", topic)
+    check_event(event_of(b"", envelope))
     with context.ensure_object(Session).open_store(create=create) as (store, settings):
-        info = _topic(store, topic, create=create, content_type=JSON_CONTENT_TYPE if ndjson else content_type)
+        info = _topic(store, topic, create=create, content_type=content_type or (JSON_CONTENT_TYPE if ndjson else None))
         if ndjson and content_type is None and info.settings.content_type != JSON_CONTENT_TYPE:
             envelope = envelope._replace(content_type=JSON_CONTENT_TYPE)
         with _publishing(store, settings, topic, Timing(ttl, delay, at)) as publisher:
@@ -124,11 +129,9 @@ def _check(data: list[str], file: Path | None, envelope: Envelope, *, ndjson: bo
 
 
 def _topic(store: Store, name: str, *, create: bool, content_type: str | None) -> TopicInfo:
-    from penstock.events import check_name
     from penstock.rows import TopicSettings
 
     if create and not any(info.name == name for info in store.log.topics()):
-        check_name("topic", name)
         settings = TopicSettings() if content_type is None else TopicSettings(content_type=content_type)
         return store.log.create_topic(name, settings)
     return find_topic(store, name, advice="--create makes it")
@@ -175,6 +178,8 @@ def _publish_stream(publisher: _Publisher, file: Path | None, envelope: Envelope
 
 @contextmanager
 def _publishing(store: Store, settings: Settings, topic: str, timing: Timing) -> Iterator[_Publisher]:
+    import asyncio
+
     from penstock.bus.bus import Bus
 
     # The loop runs only while something is sent. In between, waiting for a line is interrupted by Ctrl-C at once.

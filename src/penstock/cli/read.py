@@ -19,7 +19,7 @@ from penstock.cli.arguments import moment
 from penstock.cli.output import JsonLines, print_json_line, say, shown_bytes, shown_text, shown_time
 from penstock.cli.session import Session, find_topic
 from penstock.cli.trim import chosen_partition
-from penstock.errors import TopicDeleted, UsageError
+from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,11 +92,12 @@ def _follow(store: Store, info: TopicInfo, reader: _Reader) -> None:
 
     stop_listening: Callable[[], None] = store.notifier.listen(listen) if store.notifier else lambda: None
     try:
-        heads = store.log.heads(info.partitions)
+        heads, drained = store.log.heads(info.partitions), None
         while not reader.is_done():
-            if (heads.read() < 0).any():
-                raise TopicDeleted(info.log_id)
-            reader.drain()
+            ends = heads.read().tolist()
+            if ends != drained:
+                reader.drain()  # of a topic that was deleted it raises `TopicDeleted`
+                drained = ends
             woken.wait(HEARTBEAT_SECONDS)
             woken.clear()
     finally:

@@ -64,13 +64,13 @@ class Session:
 
 def directory_of(url: str) -> Path:
     """Return the directory of a `file:` URL; `UsageError` for any other."""
-    from penstock.stores import _path_of
+    from penstock.stores import path_of
 
     if not url.startswith("file:"):
         raise UsageError(
             f"this looks at the files of a store, and {redact_url(url)!r} has none: give --url file:./directory"
         )
-    return _path_of(url)
+    return path_of(url)
 
 
 def check_store(path: Path) -> None:

@@ -39,7 +39,7 @@ def _open_memory(url: str, *, clock: Clock | None, settings: Settings) -> Store:
 def _open_file(url: str, *, clock: Clock | None, settings: Settings) -> Store:
     from penstock.stores.file.filesystem import check_filesystem
 
-    path = _path_of(url)
+    path = path_of(url)
     # First, because what follows cannot even be imported on systems where it cannot work.
     check_filesystem(path)
     from penstock.clock import SystemClock
@@ -49,7 +49,7 @@ def _open_file(url: str, *, clock: Clock | None, settings: Settings) -> Store:
     return FileStore(path, settings=settings.file, platform=Platform(clock=clock or SystemClock()))
 
 
-def _path_of(url: str) -> Path:
+def path_of(url: str) -> Path:
     """Return the directory that `file:./data`, `file:/data` or `file:///data` names."""
     rest = url.removeprefix("file:")
     if rest.startswith("//"):

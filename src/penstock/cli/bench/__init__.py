@@ -22,7 +22,7 @@ from penstock.cli.version import versions
 
 AREAS = {
     "batch": "Building, checking and dividing batches; publishing to memory.",
-    "log": "The file store against the disk below it: writing, reading, several processes.",
+    "log": "The file store against the bare disk, in one process and many.",
 }
 """Every area, and what it measures."""
 

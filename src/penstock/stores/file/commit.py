@@ -17,6 +17,7 @@ import pyarrow as pa
 from penstock import columns as cols
 from penstock.stores.file.block import (
     FLAG_ZSTD,
+    FRONT_BYTES,
     Header,
     Kind,
     Segment,
@@ -144,6 +145,11 @@ class Request:
         self.error: BaseException | None = None
         self.leads = False
         self.woken = threading.Event()
+
+    @property
+    def expected_length(self) -> int:
+        """About how many bytes its blocks take."""
+        return self.content.length if self.content is not None else self.size + FRONT_BYTES
 
     def result(self) -> list[Appended]:
         """Return the answers, or raise what went wrong."""

@@ -9,9 +9,11 @@ still at work after `FORK_PATIENCE_SECONDS`, the child keeps what it inherited a
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from penstock.errors import StateMissing, StoreClosed
@@ -43,6 +45,7 @@ class Connections:
         self._forking = False
         self._closed = False
         with _registering:  # never in the middle of a fork
+            self._number = next(_numbers)
             _living.add(self)
 
     @property
@@ -150,12 +153,14 @@ class Connections:
 
 _living: weakref.WeakSet[Connections] = weakref.WeakSet()
 _registering = threading.Lock()
+_numbers = itertools.count()
 _abandoned: list[object] = []
 
 
 def _before_fork() -> None:
     _registering.acquire()
-    for connections in list(_living):
+    # Those opened first come first: whoever writes to `control.db` may have to look into `bulk.db` to get done.
+    for connections in sorted(_living, key=attrgetter("_number")):
         connections.before_fork()
 
 

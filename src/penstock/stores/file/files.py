@@ -92,7 +92,9 @@ class PartitionFiles:
             predecessor=predecessor,
         )
         now = self.platform.clock.time_us()
-        self.disk.make_directory(self.directory)
+        if not self.disk.exists(self.directory):
+            self.disk.make_directory(self.directory)
+            self.disk.sync_directory(self.directory.parent)
         path = self.directory / str(name)
         # Not exclusive: what a crash left half made is replaced by its successor of the same name.
         descriptor = self.disk.open(path, create=True)

@@ -43,6 +43,8 @@ PARTITIONS_GATE = 8
 MEMBERS_BYTE = 1 << 40
 """The lock byte of member 0: far above those of all gates."""
 
+IDLE_SECONDS = 1.0
+"""So long a thread that has waited for a turn stays, in case that it is needed again."""
 LOOKS_PER_STALL = 5
 """A waiter looks so often within its time whether anything has moved."""
 
@@ -60,6 +62,9 @@ class Gate:
         self._waiting = False
         self._granted = False
         self._wanted = False
+        self._queued = False
+        self._idle = False
+        self._failure: OSError | None = None
 
     @contextmanager
     def turn(self, what: str, stall_seconds: float, *, progress: Callable[[], object] = lambda: None) -> Iterator[None]:
@@ -98,29 +103,59 @@ class Gate:
                 if queued and self._locks.try_lock(self._write_byte):
                     self._locks.unlock(self._queue_byte)
                     return
-                self._waiting = True
-                self._spawn("penstock-turn", lambda: self._wait_in_kernel(queued=queued))
+                self._begin_to_wait(queued=queued)
             self._wanted = True
             try:
                 while not self._granted:
                     if not self._changed.wait(patience.look_seconds) and not self._granted:
                         patience.check(what)
+                    if self._failure is not None:
+                        raise self._failure
                 self._granted = False
             finally:
                 self._wanted = False
 
-    def _wait_in_kernel(self, *, queued: bool) -> None:
-        if not queued:
-            self._locks.lock(self._queue_byte)
-        self._locks.lock(self._write_byte)
-        self._locks.unlock(self._queue_byte)
-        with self._changed:
-            self._waiting = False
-            if self._wanted:
-                self._granted = True
+    def _begin_to_wait(self, *, queued: bool) -> None:
+        """Let a thread wait in the kernel: the one that did so last, if it is still there."""
+        if self._idle:
+            self._idle = False
+            self._changed.notify_all()
+        else:
+            try:
+                self._spawn("penstock-turn", self._serve)
+            except BaseException:
+                if queued:
+                    self._locks.unlock(self._queue_byte)
+                raise
+        self._waiting, self._queued, self._failure = True, queued, None
+
+    def _serve(self) -> None:
+        """Wait in the kernel whenever somebody wants the turn; end after a while without anything to do."""
+        while True:
+            with self._changed:
+                queued = self._queued
+            failure = self._wait_in_kernel(queued=queued)
+            with self._changed:
+                self._waiting, self._failure = False, failure
+                if failure is None and not self._wanted:  # everybody has lost patience meanwhile
+                    self._locks.unlock(self._write_byte)
+                self._granted = failure is None and self._wanted
                 self._changed.notify_all()
-            else:  # everybody has lost patience meanwhile
-                self._locks.unlock(self._write_byte)
+                self._idle = True
+                self._changed.wait_for(lambda: not self._idle, IDLE_SECONDS)
+                if self._idle:
+                    self._idle = False
+                    return
+
+    def _wait_in_kernel(self, *, queued: bool) -> OSError | None:
+        try:
+            if not queued:
+                self._locks.lock(self._queue_byte)
+            self._locks.lock(self._write_byte)
+            self._locks.unlock(self._queue_byte)
+        except OSError as error:  # such as a system that has no locks left
+            return error
+        return None
 
 
 class _Patience:

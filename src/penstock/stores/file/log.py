@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import BeyondEnd, TopicDeleted, Trimmed, TrimRefused, UsageError
+from penstock.errors import BeyondEnd, TopicDeleted, Trimmed, TrimRefused, UsageError, WriterStalled
 from penstock.offsets import Range
 from penstock.rows import Partition
 from penstock.stores.file.gate import PARTITIONS_GATE, TOPICS_GATE
@@ -110,7 +110,6 @@ class FileLog:
                 self._mark(handle, clean=True)
             handle.reader.forget()
         self._handles.clear()
-        self.tails.close()
 
     # --- topics ---------------------------------------------------------------------------------
 
@@ -134,7 +133,12 @@ class FileLog:
 
     def _finish_deletion(self, log_id: str, partitions: list[PartitionFiles]) -> None:
         for files in partitions:
-            self._writer(files).delete()
+            try:
+                self._writer(files).delete()
+            except WriterStalled as error:
+                # The topic is gone all the same. What is left is removed when the store is next opened.
+                logger.warning("%s was deleted, and its files stay for now: %s", files, error)
+                return
             with self._lock:
                 self._handles.pop(Partition(log_id, files.number), None)
         self._progress.forget_log(log_id)
@@ -213,6 +217,8 @@ class FileLog:
         if covered != len(batch) or batch.rows is not None or any(run.length < 1 for run in runs):
             raise UsageError(f"the runs cover {covered} of {len(batch)} events; they must cover each once")
         handle = self.handle(partition)
+        if not runs:
+            return []
         answers = handle.writer.append(batch, runs)
         handle.written_at = self._platform.clock.monotonic()
         self._notifier.notify(partition)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.deduplication import ProducerTable
-from penstock.errors import IntegrityError
+from penstock.errors import IntegrityError, StoreError
 from penstock.settings import FileSettings
 from penstock.stores.file.files import replace_file
 from penstock.stores.file.gate import PARTITIONS_GATE, TOPICS_GATE, shared_gates
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from penstock.stores.file.block import Header
     from penstock.stores.file.files import PartitionFiles
+    from penstock.stores.file.gate import Gates
     from penstock.stores.file.platform import Platform
     from penstock.stores.file.tail import Tail
 
@@ -81,14 +82,13 @@ def _plan_topics(root: Path, platform: Platform) -> list[Action]:
 
 def _reports(root: Path, platform: Platform) -> list[tuple[PartitionFiles, PartitionReport]]:
     tails = Tails(root / "tails", platform.disk)
-    with closing(tails):
-        topics = Topics(platform, root, tails)
-        every = [
-            topics.files(entry.topic.log_id, number)
-            for entry in topics.entries()
-            for number in range(entry.topic.settings.partitions)
-        ]
-        return [(files, verify_partition(files, tails.read(files.slot))) for files in every]
+    topics = Topics(platform, root, tails)
+    every = [
+        topics.files(entry.topic.log_id, number)
+        for entry in topics.entries()
+        for number in range(entry.topic.settings.partitions)
+    ]
+    return [(files, verify_partition(files, tails.read(files.slot))) for files in every]
 
 
 def _action(files: PartitionFiles, damage: Damage) -> Action:
@@ -127,6 +127,8 @@ def apply(
     with gates.gate(TOPICS_GATE).turn("the store", stall_seconds):
         if not platform.disk.exists(root / MARKER_FILE):
             done.append(_write_marker(root, platform))
+        if examine(root, _store_id(root, platform), platform):
+            _check_alone(root, platform, gates)
         rebuilt = rebuild(root, _store_id(root, platform), platform)
         done += [
             f"{table}: {salvage.kept:,} rows kept, {'an unknown number' if salvage.lost is None else salvage.lost} lost"
@@ -135,15 +137,25 @@ def apply(
         done += [f"kept {path}" for path in rebuilt.quarantined]
     wanted = {(action.topic, action.partition) for action in actions if action.partition is not None}
     tails = Tails(root / "tails", platform.disk)
-    with closing(tails):
-        topics = Topics(platform, root, tails)
-        for entry in topics.entries():
-            for number in range(entry.topic.settings.partitions):
-                if (entry.topic.name, number) in wanted:
-                    files = topics.files(entry.topic.log_id, number)
-                    with gates.gate(PARTITIONS_GATE + files.slot).turn(str(files), stall_seconds):
-                        done += repair_partition(files, tails)
+    topics = Topics(platform, root, tails)
+    for entry in topics.entries():
+        for number in range(entry.topic.settings.partitions):
+            if (entry.topic.name, number) in wanted:
+                files = topics.files(entry.topic.log_id, number)
+                with gates.gate(PARTITIONS_GATE + files.slot).turn(str(files), stall_seconds):
+                    done += repair_partition(files, tails)
     return done
+
+
+def _check_alone(root: Path, platform: Platform, gates: Gates) -> None:
+    """Refuse to replace databases that somebody has open."""
+    members = [name.removesuffix(".json") for name in platform.disk.names(root / "members")]
+    alive = [member for member in members if member.isdigit() and gates.is_alive(int(member))]
+    if alive:
+        raise StoreError(
+            f"{root} is in use by {len(alive)} others (members/{alive[0]}.json says by whom): close it there, as the "
+            f"small state must be made anew. Nothing was changed"
+        )
 
 
 def _write_marker(root: Path, platform: Platform) -> str:

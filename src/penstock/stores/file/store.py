@@ -205,8 +205,10 @@ def open_directory(root: Path, settings: FileSettings, platform: Platform) -> tu
     """Make a directory a store, or see that it is one; returns its gates and its id."""
     check_filesystem(root)
     disk = platform.disk
-    if disk.exists(root) and not disk.exists(root / MARKER_FILE):
-        strangers = [name for name in disk.names(root) if name not in {LOCK_FILE, *_MADE_BEFORE_THE_MARKER}]
+    names = disk.names(root)  # once, since another process may be making the store at this moment
+    if MARKER_FILE not in names:
+        ours = {LOCK_FILE, *_MADE_BEFORE_THE_MARKER}
+        strangers = [name for name in names if name not in ours and not name.startswith(".")]
         if strangers:
             raise StoreUnavailable(
                 f"{root} is not empty and no store ({strangers[0]} is there): name an empty or a new directory. If it "

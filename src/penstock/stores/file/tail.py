@@ -105,11 +105,13 @@ class Tails:
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._disk = disk
+        self._descriptor = -1
         self._descriptor = disk.open(path, create=True)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._disk.close(self._descriptor)
+    def __del__(self) -> None:
+        # With the last reference: a thread that still writes here must never find another file under this number.
+        if self._descriptor >= 0:
+            self._disk.close(self._descriptor)
 
     def read(self, slot: int) -> Tail | None:
         """Return the record in a slot; None if there is none that is whole."""

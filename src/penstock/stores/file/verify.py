@@ -90,20 +90,15 @@ def verify(
     """Look at everything, or at the named topics alone; `progress` is told the bytes seen and the bytes in all."""
     marker = read_marker(root, platform)
     tails = Tails(root / "tails", platform.disk)
-    try:
-        entries = [
-            entry for entry in Topics(platform, root, tails).entries() if topics is None or entry.topic.name in topics
-        ]
-        directory = Topics(platform, root, tails)
-        every = [
-            directory.files(entry.topic.log_id, number)
-            for entry in entries
-            for number in range(entry.topic.settings.partitions)
-        ]
-        counter = _Counter(sum(_bytes(files) for files in every), progress)
-        reports = {str(files): verify_partition(files, tails.read(files.slot), counter.add) for files in every}
-    finally:
-        tails.close()
+    directory = Topics(platform, root, tails)
+    entries = [entry for entry in directory.entries() if topics is None or entry.topic.name in topics]
+    every = [
+        directory.files(entry.topic.log_id, number)
+        for entry in entries
+        for number in range(entry.topic.settings.partitions)
+    ]
+    counter = _Counter(sum(_bytes(files) for files in every), progress)
+    reports = {str(files): verify_partition(files, tails.read(files.slot), counter.add) for files in every}
     found = [
         TopicReport(
             name=entry.topic.name,

@@ -130,10 +130,11 @@ class PartitionWriter:
         if self._stopped is not None:
             raise self._stopped
         tail = self._tails.read(self._files.slot)
+        # In every turn: a deletion that found the turn taken has not told the tail.
+        self._check_not_deleted(tail)
         if self._known and tail == self._tail:
             return
         self._known = False
-        self._check_not_deleted(tail)
         if tail is None or not is_believed(tail, self._files):
             tail = self._recover(tail)
         try:
@@ -206,7 +207,10 @@ class PartitionWriter:
 
     def _commit(self, take: Callable[[], list[Request]]) -> None:
         with self.turn():
-            group = _Group(self, take())
+            requests = take()
+            # Before anything is noted of these runs: a segment begins with what is stored, and they are not yet.
+            self._begin_for(sum(request.expected_length for request in requests))
+            group = _Group(self, requests)
             group.plan(self._files.platform.clock.time_us())
             group.write()
 
@@ -230,13 +234,12 @@ class PartitionWriter:
 
     def write_blocks(self, contents: Sequence[Content], now: int) -> None:
         """Write blocks to the end of the log; durable on return, as far as the topic is. Under the turn."""
-        file = self._prepare(sum(content.length for content in contents))
+        file = self._allocate(sum(content.length for content in contents))
         before, after = self._tail, self._tail
         parts: list[bytes | pa.Buffer] = []
         for content in contents:
             parts += encode_data_block(file.segment, after, content, now)
             after = after._replace(
-                state=State.OPEN,
                 position=after.position + content.length,
                 number=after.number + 1,
                 end=after.end + content.events,
@@ -258,7 +261,7 @@ class PartitionWriter:
         if self._syncs:
             self.sync_to(file, after)
         else:
-            self._tail = self._tails.write(self._files.slot, after)
+            self._tail = self._tails.write(self._files.slot, after._replace(state=State.OPEN))
 
     def sync_to(self, file: SegmentFile, after: Tail) -> None:
         """Sync what was written; the tail `after` is durable then."""
@@ -293,19 +296,28 @@ class PartitionWriter:
 
     # --- space ----------------------------------------------------------------------------------
 
-    def _prepare(self, length: int) -> SegmentFile:
-        """Return the segment that takes so many bytes more, rolling and allocating as needed."""
+    @property
+    def _limit(self) -> int:
+        return min(self._settings.segment_bytes, SEGMENT_BYTES_MAX)
+
+    def _begin_for(self, length: int) -> None:
+        """Begin a segment if there is none, or so many bytes more are too much for the active one."""
         tail = self._tail
-        limit = min(self._settings.segment_bytes, SEGMENT_BYTES_MAX)
         try:
             if self._file is None:
                 self._begin_segment(None)
-            elif tail.position + length > limit and tail.end > tail.segment_base:
+            elif tail.position + length > self._limit and tail.end > tail.segment_base:
                 self.roll()
-            assert self._file is not None
+        except OSError as error:
+            raise _refused(f"{self._files}: the next segment could not be made", error) from error
+
+    def _allocate(self, length: int) -> SegmentFile:
+        """Return the active segment, which surely takes so many bytes more."""
+        assert self._file is not None
+        try:
             needed = self._tail.position + length
             if needed > self._allocated:
-                step = min(self._settings.allocate_bytes, max(limit - self._tail.position, 0))
+                step = min(self._settings.allocate_bytes, max(self._limit - self._tail.position, 0))
                 ahead = self._affordable(self._file, needed, max(needed, self._tail.position + step))
                 self._files.disk.allocate(self._file.descriptor, self._allocated, ahead - self._allocated)
                 self._allocated = ahead
@@ -388,7 +400,8 @@ class PartitionWriter:
         if not self._tail.is_synced:
             self.sync_to(self._file, self._tail)
         data = encode_marker(self._file.segment, self._tail, now)
-        file = self._prepare(len(data))
+        self._begin_for(len(data))
+        file = self._allocate(len(data))
         if file.segment.base != self._tail.segment_base or self._tail.witnessed:
             return  # it rolled, and the next segment's first block is the witness
         # Encoded anew, for the case that preparing has moved the end.

@@ -1,0 +1,159 @@
+"""Turns: one at a time, given up when nothing moves, and never lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import WriterStalled
+from penstock.stores.file.gate import Gate, Gates, shared_gates
+from penstock.stores.file.platform import Platform, system_record_locks
+
+HOLDER = """
+import sys
+from pathlib import Path
+from penstock.stores.file.gate import shared_gates
+from penstock.stores.file.platform import Platform
+gates = shared_gates(Path(sys.argv[1]), Platform())
+gates.enter(7)
+with gates.gate(3).turn("held", 5.0):
+    print("held", flush=True)
+    sys.stdin.readline()
+print("released", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "locks"
+
+
+@pytest.fixture
+def gates(path: Path) -> Gates:
+    return shared_gates(path, Platform())
+
+
+@pytest.fixture
+def gate(gates: Gates) -> Gate:
+    return gates.gate(3)
+
+
+@pytest.fixture
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the turn until it is told to let go."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_process_opens_a_lock_file_once(path: Path) -> None:
+    assert system_record_locks(path) is system_record_locks(path)
+    assert shared_gates(path, Platform()) is shared_gates(path, Platform())
+
+
+def test_threads_have_the_turn_one_at_a_time(gate: Gate) -> None:
+    inside, most = 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(200):
+            with gate.turn("mine", 5.0):
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_whoever_waits_for_a_holder_that_does_not_move_is_told_its_process(
+    gate: Gate, holder: subprocess.Popen[str]
+) -> None:
+    for _ in range(2):  # the second one finds a thread that waits already
+        with pytest.raises(WriterStalled) as caught, gate.turn("mine", 0.2):
+            pytest.fail("the turn is another's")
+        assert caught.value.pid == holder.pid
+        assert str(holder.pid) in str(caught.value)
+    assert holder.stdin is not None
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+    with gate.turn("mine", 30.0):  # and when it moves, the turn is had
+        pass
+
+
+def test_a_holder_that_moves_is_waited_for_however_long_it_takes(gate: Gate, holder: subprocess.Popen[str]) -> None:
+    looks = []
+
+    def progress() -> int:
+        looks.append(0)
+        if len(looks) == 12:  # more than twice of what makes a stall
+            assert holder.stdin is not None
+            holder.stdin.write("\n")
+            holder.stdin.flush()
+        return len(looks)
+
+    with gate.turn("mine", 0.2, progress=progress):
+        assert len(looks) >= 12
+
+
+def test_a_killed_holder_harms_nobody(gate: Gate, gates: Gates, holder: subprocess.Popen[str]) -> None:
+    assert gate.holder() == holder.pid
+    assert gates.is_alive(7)
+    holder.kill()
+    holder.wait()
+    with gate.turn("mine", 30.0):
+        assert gate.holder() is None
+    assert not gates.is_alive(7)
+
+
+def test_a_turn_that_came_too_late_is_given_back(gate: Gate, path: Path, holder: subprocess.Popen[str]) -> None:
+    with pytest.raises(WriterStalled), gate.turn("mine", 0.1):
+        pytest.fail("the turn is another's")
+    holder.kill()
+    holder.wait()
+    # The thread that still waited has got it, for nobody; another process must be able to have it.
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as another:
+        assert another.stdout is not None
+        assert another.stdout.readline() == "held\n"
+        another.kill()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 dislikes what is tested here
+def test_a_child_of_a_fork_does_not_take_the_parents_turn_along(gate: Gate, path: Path) -> None:
+    with gate.turn("mine", 5.0):
+        child = os.fork()
+        if child == 0:  # pragma: no cover - in another process
+            try:
+                shared_gates(path, Platform()).gate(3).turn("the child's", 0.2).__enter__()
+            except WriterStalled as stalled:
+                os._exit(0 if stalled.pid == os.getppid() else 2)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        # The child has ended, and closed what it inherited; the turn is still the parent's.
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLDER.replace("5.0", "0.2"), str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as another:
+            _, errors = another.communicate()
+            assert "WriterStalled" in errors
