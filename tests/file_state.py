@@ -13,16 +13,16 @@ from penstock.errors import (
 from penstock.ports import Capabilities
 from penstock.rows import Manifest, ParkedFilter, Partition, Scheduled, TopicInfo
 from penstock.settings import FileSettings
-from penstock.stores.file.cursors import FileCursors
-from penstock.stores.file.database import open_databases
 from penstock.stores.file.gate import shared_gates
-from penstock.stores.file.leases import FileLeases
-from penstock.stores.file.manifests import FileManifests
-from penstock.stores.file.parked import FileParkedRows
-from penstock.stores.file.payloads import Payloads
 from penstock.stores.file.platform import Platform, connect_sqlite
-from penstock.stores.file.schedule import FileSchedule
-from penstock.stores.file.witnesses import Witnesses
+from penstock.stores.file.state.cursors import FileCursors
+from penstock.stores.file.state.database import open_databases
+from penstock.stores.file.state.leases import FileLeases
+from penstock.stores.file.state.manifests import FileManifests
+from penstock.stores.file.state.parked import FileParkedRows
+from penstock.stores.file.state.payloads import Payloads
+from penstock.stores.file.state.schedule import FileSchedule
+from penstock.stores.file.state.witnesses import Witnesses
 from penstock.stores.memory import MemoryStore
 from penstock.testing.conformance.builders import (
     a_cursor,

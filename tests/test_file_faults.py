@@ -134,7 +134,7 @@ def test_a_full_disk_refuses_a_publish_as_a_whole_and_takes_it_when_space_return
     assert send(store, partition, 1, 0, 5).offsets == Range(0, 5)
     free = fill(disk)
     for _ in range(2):
-        with pytest.raises(StoreFull, match="Nothing was stored"):
+        with pytest.raises(StoreFull, match="Nothing was changed"):
             append(store, partition, a_part(b"x" * 9000, producer=bytes(16)))
         assert store.log.bounds(partition) == Range(0, 5)
         assert payloads(store, partition) == expected(5)
@@ -161,7 +161,7 @@ def test_a_disk_that_is_full_when_a_segment_ends_refuses_too_and_goes_on(
     assert answer.offsets == Range(0, 1)
     free = fill(disk)
     for _ in range(2):
-        with pytest.raises(StoreError, match="Nothing was stored"):
+        with pytest.raises(StoreError, match="Nothing was changed"):
             append(store, partition, a_part(b"y" * 9000, producer=bytes(16), first=1))
         assert payloads(store, partition) == [b"x" * 15_000]
         assert store.log.find_time(partition, 0) == 0

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from penstock.batch import Batch
 from penstock.errors import Corruption, IntegrityError, StateMissing
 from penstock.offsets import Gap, Range
-from penstock.rows import Partition, TopicSettings
+from penstock.rows import TopicSettings
 from penstock.settings import FileSettings
 from penstock.stores.file.block import FRONT_BYTES
 from penstock.stores.file.platform import Platform
 from penstock.stores.file.repair import apply, plan
-from penstock.stores.file.scan import Damage
 from penstock.stores.file.segment import SegmentFile, SegmentName, segment_names
 from penstock.stores.file.store import FileStore
 from penstock.stores.file.verify import Report, verify

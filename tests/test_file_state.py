@@ -33,11 +33,11 @@ from penstock.errors import (
 )
 from penstock.ports import Store
 from penstock.rows import Commit, Manifest, Scheduled, TopicInfo
-from penstock.stores.file import commits, connections, tallies
 from penstock.stores.file.gate import CONTROL_GATE, shared_gates
 from penstock.stores.file.platform import Platform, connect_sqlite
-from penstock.stores.file.rebuild import examine
-from penstock.stores.file.schema import BULK, CONTROL, SEALED_TABLES, create_databases
+from penstock.stores.file.state import commits, connections, tallies
+from penstock.stores.file.state.rebuild import examine
+from penstock.stores.file.state.schema import BULK, CONTROL, SEALED_TABLES, create_databases
 from penstock.stores.memory import MemoryStore
 from penstock.testing.conformance.builders import (
     a_cursor,
@@ -446,7 +446,7 @@ def test_rows_beyond_the_limit_are_refused_and_those_there_can_still_be_replaced
     opening: Callable[..., StateStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("leases", "manifests", "cursors", "schedule"):
-        monkeypatch.setattr(f"penstock.stores.file.{module}.OTHER_ROWS_MAX", 2)
+        monkeypatch.setattr(f"penstock.stores.file.state.{module}.OTHER_ROWS_MAX", 2)
     store = opening(limits=replace(LIMITS, parked_rows_max=2, scheduled_rows_max=2))
     store.cursors._limits = commits.Limits(parked=2, settlements=2, cursors=2)
     topic = a_topic(store)
@@ -621,9 +621,9 @@ def test_a_reading_connection_cannot_write(store: StateStore) -> None:
 CHILD = """
 import sys
 from pathlib import Path
-from penstock.stores.file.database import open_databases
+from penstock.stores.file.state.database import open_databases
 from penstock.stores.file.gate import shared_gates
-from penstock.stores.file.leases import FileLeases
+from penstock.stores.file.state.leases import FileLeases
 from penstock.stores.file.platform import Platform
 
 class Open:

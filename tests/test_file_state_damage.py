@@ -29,8 +29,8 @@ from penstock.errors import (
 )
 from penstock.rows import TopicInfo
 from penstock.stores.file.platform import Platform, connect_sqlite
-from penstock.stores.file.rebuild import Salvage, examine, rebuild
-from penstock.stores.file.schema import BULK, CONTROL, SEALED_TABLES, STATEMENTS, create_databases
+from penstock.stores.file.state.rebuild import Salvage, examine, rebuild
+from penstock.stores.file.state.schema import BULK, CONTROL, SEALED_TABLES, STATEMENTS, create_databases
 from penstock.stores.memory import MemoryStore
 from penstock.testing.conformance.builders import (
     a_cursor,

@@ -1,7 +1,8 @@
 """The keeper: what a store does by itself, in one thread, while somebody has it open.
 
-Every partition that goes silent gets a marker behind its last block, so that this block has a witness; and retention is
-looked at from time to time. Nothing depends on either happening soon: a store that is killed at any moment is whole.
+Every partition that goes silent gets a marker behind its last block, so that this block has a witness. From time to
+time retention is looked at, and payloads that no parked row refers to are swept. Nothing depends on any of it happening
+soon: a store that is killed at any moment is whole.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.settings import FileSettings
     from penstock.stores.file.log import FileLog
     from penstock.stores.file.platform import Platform
@@ -23,12 +26,14 @@ logger = logging.getLogger(__name__)
 class Keeper:
     """The thread; `step` is one round of it, for whoever wants to run it by hand."""
 
-    def __init__(self, log: FileLog, settings: FileSettings, platform: Platform) -> None:
+    def __init__(self, log: FileLog, settings: FileSettings, platform: Platform, sweep: Callable[[], object]) -> None:
         self._log = log
+        self._sweep = sweep
         self._settings = settings
         self._platform = platform
         self._stopping = threading.Event()
         self._retained_at = platform.clock.monotonic()
+        self._sweep()
         self._thread = platform.spawn("penstock-keeper", self._run)
 
     def stop(self) -> None:
@@ -49,5 +54,6 @@ class Keeper:
             if now - self._retained_at >= self._settings.retain_seconds:
                 self._retained_at = now
                 self._log.retain()
+                self._sweep()
         except (PenstockError, OSError) as error:
             logger.warning("the keeper of %s will try again: %s", self._log, error)

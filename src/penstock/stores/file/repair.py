@@ -21,11 +21,11 @@ from penstock.errors import IntegrityError, StoreError
 from penstock.settings import FileSettings
 from penstock.stores.file.files import replace_file
 from penstock.stores.file.gate import PARTITIONS_GATE, TOPICS_GATE, shared_gates
-from penstock.stores.file.rebuild import examine, rebuild
 from penstock.stores.file.recovery import recover
 from penstock.stores.file.rewrite import Blocks
 from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, TORN, Damage, walk
 from penstock.stores.file.segment import Predecessor, SegmentName
+from penstock.stores.file.state.rebuild import examine, rebuild
 from penstock.stores.file.store import FORMAT, LOCK_FILE, MARKER_FILE, Marker, read_marker
 from penstock.stores.file.tail import State, Tails
 from penstock.stores.file.topics import Topics

@@ -20,22 +20,22 @@ from penstock.errors import IntegrityError, NewerFormat, StoreClosed, StoreUnava
 from penstock.outbox import SqliteOutbox
 from penstock.ports import Capabilities
 from penstock.settings import FileSettings
-from penstock.stores.file.cursors import FileCursors
-from penstock.stores.file.database import open_databases
 from penstock.stores.file.files import replace_file
 from penstock.stores.file.filesystem import check_filesystem
 from penstock.stores.file.gate import TOPICS_GATE, Gates, shared_gates
 from penstock.stores.file.keeper import Keeper
-from penstock.stores.file.leases import FileLeases, check_fence
 from penstock.stores.file.log import FileLog
-from penstock.stores.file.manifests import FileManifests
 from penstock.stores.file.notifier import FileNotifier, find_runtime_directory
-from penstock.stores.file.parked import FileParkedRows
-from penstock.stores.file.payloads import Payloads
 from penstock.stores.file.platform import Platform
-from penstock.stores.file.schedule import FileSchedule
-from penstock.stores.file.schema import create_databases
-from penstock.stores.file.witnesses import Witnesses
+from penstock.stores.file.state.cursors import FileCursors
+from penstock.stores.file.state.database import open_databases
+from penstock.stores.file.state.leases import FileLeases, check_fence
+from penstock.stores.file.state.manifests import FileManifests
+from penstock.stores.file.state.parked import FileParkedRows
+from penstock.stores.file.state.payloads import Payloads
+from penstock.stores.file.state.schedule import FileSchedule
+from penstock.stores.file.state.schema import create_databases
+from penstock.stores.file.state.witnesses import Witnesses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.offsets import Range
     from penstock.ports import Outbox
     from penstock.rows import Fence, Partition, Staged
-    from penstock.stores.file.database import Database
+    from penstock.stores.file.state.database import Database
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +129,7 @@ class FileStore:
         self.manifests = FileManifests(control, view)
         self.outbox: Outbox | None = None if outbox is None else _StoreOutbox(outbox, control)
         self.log.tidy()
-        payloads.sweep()
-        self._keeper = Keeper(self.log, settings, platform)
+        self._keeper = Keeper(self.log, settings, platform, payloads.sweep)
 
     # --- members --------------------------------------------------------------------------------
 

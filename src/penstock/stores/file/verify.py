@@ -18,10 +18,10 @@ import msgspec
 from penstock.batch import Batch
 from penstock.errors import InvalidBatch, StateMissing
 from penstock.stores.file.block import Blank, Broken, Header, Kind, body_of
-from penstock.stores.file.rebuild import examine
 from penstock.stores.file.recovery import is_believed
 from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, Damage, walk
 from penstock.stores.file.segment import SegmentFile, SegmentName, segment_names
+from penstock.stores.file.state.rebuild import examine
 from penstock.stores.file.store import read_marker
 from penstock.stores.file.tail import State, Tail, Tails
 from penstock.stores.file.topics import Topics

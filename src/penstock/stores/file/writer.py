@@ -426,17 +426,21 @@ class PartitionWriter:
     def trim(self, before: int) -> int:
         """Remove whole segments below an offset, which the caller may remove; returns the new beginning."""
         with self.turn() as tail:
-            if before >= tail.end and self._file is not None and tail.end > tail.segment_base:
-                self.roll()
-            names = self._files.names()
-            ends = [name.base for name in names[1:]]
-            gone = [name for name, end in zip(names, ends, strict=False) if end <= before]
-            if not gone:
-                return self._tail.first
-            first = ends[len(gone) - 1]
-            self._files.write_first(first)
+            try:
+                if before >= tail.end and self._file is not None and tail.end > tail.segment_base:
+                    self.roll()
+                bases = [name.base for name in self._files.names() if name.base <= self._tail.segment_base]
+                first = max((base for base in bases if base <= before), default=0)
+                if first <= self._tail.first:
+                    return self._tail.first
+                self._files.write_first(first)
+            except OSError as error:
+                raise _refused(f"{self._files}: it could not be trimmed", error) from error
             self._tail = self._tails.write(self._files.slot, self._tail._replace(first=first))
-            self._files.remove_below(first)
+            try:
+                self._files.remove_below(first)
+            except OSError as error:
+                logger.warning("%s: what is below offset %d stays for now: %s", self._files, first, error)
             return first
 
     def delete(self) -> None:
@@ -528,5 +532,5 @@ class _Group:
 
 def _refused(what: str, error: OSError) -> PenstockError:
     if error.errno in _NO_SPACE:
-        return StoreFull(f"{what}: the disk is full ({error}). Nothing was stored; it goes on when there is space")
-    return StoreError(f"{what}: {error}. Nothing was stored")
+        return StoreFull(f"{what}: the disk is full ({error}). Nothing was changed; it goes on when there is space")
+    return StoreError(f"{what}: {error}. Nothing was changed")

@@ -50,6 +50,7 @@ class Publish(msgspec.Struct, tag=True, frozen=True, kw_only=True):
             # Nothing else runs here meanwhile, so that waiting for a line may block.
             for line in sys.stdin:
                 start, stop = json.loads(line)
+                await publish()  # to learn what the others have written since this one's last turn
                 time.sleep(max(start - time.monotonic(), 0.0))  # noqa: ASYNC251 - see above
                 waits = []
                 began = time.monotonic()

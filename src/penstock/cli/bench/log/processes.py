@@ -23,8 +23,8 @@ from penstock.cli.bench.log.sizes import Sizes
 
 BARE_SYNCS = 100
 """Of each round."""
-START_SECONDS = 0.05
-"""By then all have read when to start."""
+START_SECONDS = 0.5
+"""By then all have read when to start, and have learnt what was written meanwhile."""
 
 
 def figures(directory: Path, sizes: Sizes, rounds: int) -> Iterator[Figure]:

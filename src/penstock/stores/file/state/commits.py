@@ -21,12 +21,12 @@ from penstock.errors import (
     UnknownSubscription,
 )
 from penstock.rows import Shard
-from penstock.stores.file.leases import check_fence
-from penstock.stores.file.parked import ParkedKey, parked_values
-from penstock.stores.file.payloads import Place
-from penstock.stores.file.schema import CURSORS, PARKED, SETTLEMENTS, SUBSCRIPTIONS
-from penstock.stores.file.tallies import OTHER_ROWS_MAX, Tally, read_tally, write_tally
-from penstock.stores.file.witnesses import (
+from penstock.stores.file.state.leases import check_fence
+from penstock.stores.file.state.parked import ParkedKey, parked_values
+from penstock.stores.file.state.payloads import Place
+from penstock.stores.file.state.schema import CURSORS, PARKED, SETTLEMENTS, SUBSCRIPTIONS
+from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, Tally, read_tally, write_tally
+from penstock.stores.file.state.witnesses import (
     DELETE_CURSOR,
     NO_CURSOR,
     REPLACE_CURSOR,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from penstock.offsets import Range
     from penstock.rows import Commit, Cursor, Fence
-    from penstock.stores.file.sealing import Row
+    from penstock.stores.file.state.sealing import Row
 
 SELECT_PARKED = """
 SELECT log_id, subscription, partition, offset, slot, state, lane, due_at, attempts, replay, error_type,

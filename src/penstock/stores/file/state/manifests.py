@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import SinkConflict, UsageError
 from penstock.rows import Manifest
-from penstock.stores.file.schema import MANIFESTS, SINKS
-from penstock.stores.file.tallies import OTHER_ROWS_MAX, Tally, change_rows, check_room, read_tally, write_tally
+from penstock.stores.file.state.schema import MANIFESTS, SINKS
+from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, Tally, change_rows, check_room, read_tally, write_tally
 
 if TYPE_CHECKING:
     import sqlite3
 
-    from penstock.stores.file.database import Database
-    from penstock.stores.file.logview import LogView
-    from penstock.stores.file.sealing import Row
+    from penstock.stores.file.state.database import Database
+    from penstock.stores.file.state.logview import LogView
+    from penstock.stores.file.state.sealing import Row
 
 SELECT_SINK = "SELECT sink, query, crc FROM sinks WHERE sink = ?"
 SELECT_SINKS = "SELECT sink, query, crc FROM sinks"

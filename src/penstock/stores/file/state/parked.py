@@ -6,18 +6,18 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.rows import Parked, ParkedFilter, ParkedState, Shard
-from penstock.stores.file.payloads import Place
-from penstock.stores.file.schema import PARKED
-from penstock.stores.file.tallies import change_rows
+from penstock.stores.file.state.payloads import Place
+from penstock.stores.file.state.schema import PARKED
+from penstock.stores.file.state.tallies import change_rows
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterator
 
-    from penstock.stores.file.database import Database
-    from penstock.stores.file.logview import LogView
-    from penstock.stores.file.payloads import Payloads
-    from penstock.stores.file.sealing import Row
+    from penstock.stores.file.state.database import Database
+    from penstock.stores.file.state.logview import LogView
+    from penstock.stores.file.state.payloads import Payloads
+    from penstock.stores.file.state.sealing import Row
 
 # What a field is None for does not matter.
 MATCHING = """

@@ -24,10 +24,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from penstock.errors import PenstockError, StateMissing, StoreClosed, StoreError, StoreFull, WritingStopped
-from penstock.stores.file.connections import Connections
 from penstock.stores.file.gate import BULK_GATE, CONTROL_GATE
-from penstock.stores.file.schema import BULK, CONTROL, read_identity
-from penstock.stores.file.sealing import REPAIR
+from penstock.stores.file.state.connections import Connections
+from penstock.stores.file.state.schema import BULK, CONTROL, read_identity
+from penstock.stores.file.state.sealing import REPAIR
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from penstock.stores.file.gate import Gate, Gates
     from penstock.stores.file.platform import Platform
-    from penstock.stores.file.schema import Identity
+    from penstock.stores.file.state.schema import Identity
 
 T = TypeVar("T")
 

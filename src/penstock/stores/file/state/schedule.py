@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import TopicDeleted
 from penstock.rows import Fence, Partition, Scheduled
-from penstock.stores.file.leases import check_fence
-from penstock.stores.file.payloads import decode_event, encode_event
-from penstock.stores.file.schema import SCHEDULE, SEQUENCES
-from penstock.stores.file.tallies import OTHER_ROWS_MAX, change_rows, check_room, read_tally
+from penstock.stores.file.state.leases import check_fence
+from penstock.stores.file.state.payloads import decode_event, encode_event
+from penstock.stores.file.state.schema import SCHEDULE, SEQUENCES
+from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, change_rows, check_room, read_tally
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
-    from penstock.stores.file.database import Databases
-    from penstock.stores.file.logview import LogView
-    from penstock.stores.file.sealing import Row
+    from penstock.stores.file.state.database import Databases
+    from penstock.stores.file.state.logview import LogView
+    from penstock.stores.file.state.sealing import Row
 
 INSERT_SCHEDULED = "INSERT INTO schedule VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 SELECT_SCHEDULED = """

@@ -13,17 +13,17 @@ import msgspec
 from penstock.errors import BeyondEnd, StoreError, TopicDeleted, UnknownSubscription, UsageError
 from penstock.offsets import Range
 from penstock.rows import Commit, Cursor, Partition, Settlement, Shard, Subscription
-from penstock.stores.file.commits import Limits, Step, read_parked, shards_of
-from penstock.stores.file.payloads import Payload, Place, a_payload
-from penstock.stores.file.schema import CURSORS, SETTLEMENTS, SUBSCRIPTIONS
-from penstock.stores.file.tallies import (
+from penstock.stores.file.state.commits import Limits, Step, read_parked, shards_of
+from penstock.stores.file.state.payloads import Payload, Place, a_payload
+from penstock.stores.file.state.schema import CURSORS, SETTLEMENTS, SUBSCRIPTIONS
+from penstock.stores.file.state.tallies import (
     OTHER_ROWS_MAX,
     change_rows,
     check_room,
     read_tally,
     write_tally,
 )
-from penstock.stores.file.witnesses import (
+from penstock.stores.file.state.witnesses import (
     REPLACE_CURSOR,
     REPLACE_SUBSCRIPTION,
     cursor_of,
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.clock import Clock
-    from penstock.stores.file.database import Database
-    from penstock.stores.file.logview import LogView
-    from penstock.stores.file.parked import ParkedKey
-    from penstock.stores.file.payloads import Payloads
-    from penstock.stores.file.witnesses import Witnesses
+    from penstock.stores.file.state.database import Database
+    from penstock.stores.file.state.logview import LogView
+    from penstock.stores.file.state.parked import ParkedKey
+    from penstock.stores.file.state.payloads import Payloads
+    from penstock.stores.file.state.witnesses import Witnesses
 
 SELECT_SETTLEMENTS = "SELECT first, count, records, crc FROM settlements ORDER BY first"
 FORGET_SETTLEMENTS = "DELETE FROM settlements WHERE first + count - 1 <= ?"

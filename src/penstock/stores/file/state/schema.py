@@ -23,7 +23,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import NewerFormat, StateMissing
-from penstock.stores.file.sealing import REPAIR, Table
+from penstock.stores.file.state.sealing import REPAIR, Table
 
 if TYPE_CHECKING:
     from pathlib import Path

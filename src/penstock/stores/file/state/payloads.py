@@ -18,16 +18,16 @@ import msgspec
 
 from penstock.errors import UsageError
 from penstock.events import Event
-from penstock.stores.file.schema import PARKED, PAYLOADS
-from penstock.stores.file.tallies import change_rows, read_tally
+from penstock.stores.file.state.schema import PARKED, PAYLOADS
+from penstock.stores.file.state.tallies import change_rows, read_tally
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Mapping, Sequence
 
-    from penstock.stores.file.database import Database
     from penstock.stores.file.platform import Platform
-    from penstock.stores.file.sealing import Row
+    from penstock.stores.file.state.database import Database
+    from penstock.stores.file.state.sealing import Row
 
 INSERT_PAYLOAD = "INSERT INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?)"
 SELECT_PAYLOAD = """

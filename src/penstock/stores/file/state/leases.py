@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import Fenced, LeaseLost, UsageError
 from penstock.rows import Lease
-from penstock.stores.file.schema import LEASES
-from penstock.stores.file.tallies import OTHER_ROWS_MAX, Tally, check_room, read_tally, write_tally
+from penstock.stores.file.state.schema import LEASES
+from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, Tally, check_room, read_tally, write_tally
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
     from penstock.rows import Fence
-    from penstock.stores.file.database import Databases
-    from penstock.stores.file.logview import LogView
     from penstock.stores.file.platform import Platform
+    from penstock.stores.file.state.database import Databases
+    from penstock.stores.file.state.logview import LogView
 
 SELECT_LEASE = "SELECT name, owner, epoch, expires_at, boot_id, member, clean, crc FROM leases WHERE name = ?"
 REPLACE_LEASE = "REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)"

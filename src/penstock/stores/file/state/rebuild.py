@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from penstock.errors import StateMissing
-from penstock.stores.file.commits import INSERT_SETTLEMENTS, read_parked
-from penstock.stores.file.parked import DELETE_PARKED, ParkedKey, place_of
-from penstock.stores.file.payloads import SELECT_PAYLOAD
-from penstock.stores.file.schema import (
+from penstock.stores.file.state.commits import INSERT_SETTLEMENTS, read_parked
+from penstock.stores.file.state.parked import DELETE_PARKED, ParkedKey, place_of
+from penstock.stores.file.state.payloads import SELECT_PAYLOAD
+from penstock.stores.file.state.schema import (
     BULK,
     CONTROL,
     LEASES,
@@ -35,15 +35,15 @@ from penstock.stores.file.schema import (
     create_database,
     read_identity,
 )
-from penstock.stores.file.tallies import Tally, change_rows, read_tally, write_tally
-from penstock.stores.file.witnesses import REPLACE_SUBSCRIPTION
+from penstock.stores.file.state.tallies import Tally, change_rows, read_tally, write_tally
+from penstock.stores.file.state.witnesses import REPLACE_SUBSCRIPTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from penstock.stores.file.platform import Platform
-    from penstock.stores.file.sealing import Row, Table
+    from penstock.stores.file.state.sealing import Row, Table
 
 QUARANTINE = "quarantine"
 DAMAGE_SHOWN_MAX = 100

@@ -17,8 +17,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from penstock.errors import StateMissing, StoreClosed
-from penstock.stores.file.schema import configure
-from penstock.stores.file.sealing import REPAIR
+from penstock.stores.file.state.schema import configure
+from penstock.stores.file.state.sealing import REPAIR
 
 if TYPE_CHECKING:
     import sqlite3

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import StoreFull
-from penstock.stores.file.schema import TALLY_ROWS
+from penstock.stores.file.state.schema import TALLY_ROWS
 
 if TYPE_CHECKING:
     import sqlite3
 
-    from penstock.stores.file.sealing import Table
+    from penstock.stores.file.state.sealing import Table
 
 SELECT_TALLY = "SELECT name, rows, last, crc FROM tallies WHERE name = ?"
 UPDATE_TALLY = "UPDATE tallies SET rows = ?2, last = ?3, crc = ?4 WHERE name = ?1"

@@ -12,17 +12,17 @@ import msgspec
 
 from penstock.errors import UsageError
 from penstock.rows import Cursor, Shard, Subscription
-from penstock.stores.file.schema import CURSORS, PARKED, SCHEDULE, SEQUENCES, SUBSCRIPTIONS
-from penstock.stores.file.tallies import change_rows, read_tally
+from penstock.stores.file.state.schema import CURSORS, PARKED, SCHEDULE, SEQUENCES, SUBSCRIPTIONS
+from penstock.stores.file.state.tallies import change_rows, read_tally
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator
 
     from penstock.rows import Partition
-    from penstock.stores.file.database import Database
-    from penstock.stores.file.payloads import Payloads
-    from penstock.stores.file.sealing import Row
+    from penstock.stores.file.state.database import Database
+    from penstock.stores.file.state.payloads import Payloads
+    from penstock.stores.file.state.sealing import Row
 
 SELECT_SUBSCRIPTION = """
 SELECT log_id, name, mode, policy, protect, external, created_at, cursors, crc FROM subscriptions
