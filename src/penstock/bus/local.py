@@ -7,10 +7,10 @@ waits; otherwise they are made at once, which costs less than handing them over.
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock.bus.workers import Workers
 from penstock.errors import StoreClosed
 from penstock.stores import open_store
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-THREADS = 4
+THREADS_MAX = 16
+"""Enough that a partition whose writer hangs does not hold up the others."""
 
 
 class Local:
@@ -39,7 +40,7 @@ class Local:
         self._clock = clock
         self._given = store
         self._store: Store | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._workers: Workers | None = None
 
     @property
     def store(self) -> Store:
@@ -54,20 +55,20 @@ class Local:
             opening = partial(open_store, self._url, clock=self._clock, settings=self._settings)
             self._store = await asyncio.to_thread(opening)
         if self._store.capabilities.blocking:
-            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="penstock-store")
+            self._workers = Workers(THREADS_MAX, "penstock-store")
 
     async def close(self) -> None:
         store, self._store = self._store, None
         if store is not None and store is not self._given:
             await asyncio.to_thread(store.close)
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
+        if self._workers is not None:
+            self._workers.stop()
 
     async def call(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
         """Call a method of the store, in a thread if it may wait for I/O."""
-        if self._threads is None:
+        if self._workers is None:
             return function(*args, **options)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **options))
+        return await self._workers.call(function, *args, **options)
 
     async def create_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
         return await self.call(self.store.log.create_topic, name, settings)

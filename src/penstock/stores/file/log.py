@@ -348,16 +348,19 @@ class FileHeads:
         self._first = min(slots, default=0)
         self._count = max(slots, default=-1) - self._first + 1
         self._rows = [slot - self._first for slot in slots]
+        self._read_raw = self._tails.raw_reader(self._first, self._count)
         self._raw = b""
         self._words = np.zeros((0, RECORD_BYTES // 8), np.uint64)
+        self._check_open = log.check_open
+        # Replaced and never changed, so that it is handed out as it is.
         self._heads = np.full(len(slots), -1, np.int64)
 
     def read(self) -> npt.NDArray[np.int64]:
-        self._log.check_open()
-        raw = self._tails.read_raw(self._first, self._count)
+        self._check_open()
+        raw = self._read_raw()
         if raw != self._raw:
             self._decode(raw)
-        return self._heads.copy()
+        return self._heads
 
     def _decode(self, raw: bytes) -> None:
         words = np.frombuffer(raw.ljust(self._count * RECORD_BYTES, b"\0"), np.uint64).reshape(self._count, -1)
@@ -369,6 +372,7 @@ class FileHeads:
             if changed[row]:
                 record = raw[row * RECORD_BYTES : (row + 1) * RECORD_BYTES]
                 heads[index] = self._head(self._handles[index], decode_tail(record))
+        heads.flags.writeable = False
         self._heads, self._words, self._raw = heads, words, raw
 
     def _head(self, handle: Handle, tail: Tail | None) -> int:

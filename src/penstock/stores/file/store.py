@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -53,7 +54,17 @@ LOCK_FILE: Final = "locks"
 
 _own_members: set[tuple[str, int]] = set()
 """The members of this process, by store: the system does not tell a process of its own locks."""
-os.register_at_fork(after_in_child=_own_members.clear)
+_open_stores: weakref.WeakSet[FileStore] = weakref.WeakSet()
+
+
+def _abandon_after_fork() -> None:
+    _own_members.clear()
+    for store in list(_open_stores):
+        store.abandon()
+    _open_stores.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_after_fork)
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +90,7 @@ class FileStore:
         self._platform = platform or Platform()
         self._root = root.absolute()
         self._process = os.getpid()
-        self._closed = False
+        self._unusable = ""
         self.url = f"file:{root}"
         self.capabilities = Capabilities(durable=True, shared=True, blocking=True)
         self._gates, self.store_id = open_directory(self._root, self._settings, self._platform)
@@ -90,6 +101,7 @@ class FileStore:
         except BaseException:
             self._leave()
             raise
+        _open_stores.add(self)
 
     def _assemble(self, outbox: Path | None) -> None:
         platform, settings = self._platform, self._settings
@@ -157,13 +169,14 @@ class FileStore:
 
     def check_open(self) -> None:
         """Raise `StoreClosed` once the store is closed, and in a child of the process that opened it."""
-        if self._closed:
-            raise StoreClosed(f"this store is closed: open it anew with open_store({self.url!r})")
-        if os.getpid() != self._process:
-            raise StoreClosed(
-                f"this store was opened by process {self._process}, before a fork: this process opens its own, with "
-                f"open_store({self.url!r})"
-            )
+        if self._unusable:
+            raise StoreClosed(f"{self._unusable} open_store({self.url!r})")
+
+    def abandon(self) -> None:
+        """Refuse every call, in a child of the process that opened it; nothing that was inherited is touched."""
+        self._unusable = (
+            f"this store was opened by process {self._process}, before a fork: this one opens its own, with"
+        )
 
     def bounds_synced(self, partition: Partition, up_to: int) -> Range:
         """See `FileLog.bounds_synced`."""
@@ -171,10 +184,10 @@ class FileStore:
 
     def close(self) -> None:
         """Give the last blocks their witnesses, and give up files, sockets and threads."""
-        if self._closed or os.getpid() != self._process:
-            self._closed = True
+        if self._unusable:
             return
-        self._closed = True
+        self._unusable = "this store is closed: open it anew with"
+        _open_stores.discard(self)
         self._keeper.stop()
         self.notifier.close()
         self.log.close()

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import google_crc32c
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from penstock.stores.file.platform import Disk
@@ -127,6 +129,10 @@ class Tails:
     def read_raw(self, slot: int, count: int) -> bytes:
         """Return the bytes of consecutive slots."""
         return self._disk.read(self._descriptor, count * RECORD_BYTES, slot * RECORD_BYTES)
+
+    def raw_reader(self, slot: int, count: int) -> Callable[[], bytes]:
+        """Return what does the same again and again, as quickly as it can be done; keep this object while using it."""
+        return partial(self._disk.read, self._descriptor, count * RECORD_BYTES, slot * RECORD_BYTES)
 
     def write(self, slot: int, tail: Tail) -> Tail:
         """Write a record, whose turn the caller holds; returns it as it was written."""

@@ -1,0 +1,76 @@
+"""Calls in threads: the result comes back to the loop, whatever it is, and nobody is left waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.bus.workers import Workers
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    workers = Workers(3, "test")
+    yield workers
+    workers.stop()
+
+
+async def test_a_call_is_made_in_another_thread_and_its_result_comes_back(workers: Workers) -> None:
+    assert await workers.call(threading.get_ident) != threading.get_ident()
+    assert await workers.call(int, "ff", base=16) == 255
+
+
+async def test_what_a_call_raises_is_raised_where_it_is_awaited(workers: Workers) -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        await workers.call(int, "no number")
+    assert await workers.call(int, "1") == 1  # and the thread goes on
+
+
+async def test_calls_run_at_once_up_to_the_number_of_threads(workers: Workers) -> None:
+    together = threading.Barrier(3)
+    await asyncio.gather(*(workers.call(together.wait, 30) for _ in range(3)))
+
+
+async def test_threads_are_started_only_as_they_are_needed(workers: Workers) -> None:
+    names = {await workers.call(lambda: threading.current_thread().name) for _ in range(20)}
+    assert len(names) <= 2  # a second one if the first was not yet seen to be idle
+
+
+async def test_a_cancelled_call_is_still_made_and_harms_nobody(workers: Workers) -> None:
+    begun, go, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go.wait(30)
+        done.set()
+
+    task = asyncio.ensure_future(workers.call(work))
+    await workers.call(begun.wait, 30)
+    task.cancel()
+    go.set()
+    assert await workers.call(done.wait, 30)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_loop_that_is_closed_meanwhile_is_no_fault(workers: Workers) -> None:
+    go, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go.wait(30)
+        done.set()
+
+    async def leave() -> None:
+        workers.call(work)
+
+    asyncio.run(leave())
+    go.set()
+    assert done.wait(30)
+    assert asyncio.run(_ask(workers)) == 1
+
+
+async def _ask(workers: Workers) -> int:
+    return await workers.call(int, "1")
