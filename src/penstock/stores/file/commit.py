@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from penstock import columns as cols
+from penstock.offsets import Range
+from penstock.rows import Appended
 from penstock.stores.file.block import (
     FLAG_ZSTD,
     FRONT_BYTES,
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
     from penstock.batch import Batch
     from penstock.producers import Run
-    from penstock.rows import Appended
     from penstock.stores.file.tail import Tail
 
 OWN_BLOCK_BYTES: Final = 64 << 10
@@ -231,6 +232,85 @@ class Queue:
             self._choose_leader()
 
 
-def merge(parts: Sequence[Batch]) -> pa.RecordBatch:
-    """Return the events of several batches as one; a column that some do not have is empty there."""
-    return cols.concatenate([part.columns for part in parts])
+class GroupWriter(Protocol):
+    """What a group asks of whoever writes it, under the turn."""
+
+    @property
+    def compresses(self) -> bool:
+        """Whether blocks are compressed."""
+
+    @property
+    def end(self) -> int:
+        """The next offset."""
+
+    def answer(self, run: Run, now: int) -> Appended | None:
+        """Return the answer to a run that must not be stored."""
+
+    def note(self, run: Run, offsets: Range, now: int) -> None:
+        """Remember a run that is about to be stored."""
+
+    def write_blocks(self, contents: Sequence[Content], now: int) -> None:
+        """Write blocks to the end of the log."""
+
+
+class Group:
+    """The appends of one group commit: what is stored where, and what each is answered."""
+
+    def __init__(self, writer: GroupWriter, requests: list[Request]) -> None:
+        self._writer = writer
+        self._requests = requests
+        self._end = writer.end
+        self._answers: list[list[Appended]] = []
+        self._blocks: list[Content] = []
+        # Small ones, on their way into one block.
+        self._merging: list[Batch] = []
+        self._merging_runs: list[Run] = []
+        self._merging_bytes = 0
+
+    def commit(self, now: int) -> None:
+        """Write what is news, and answer everybody."""
+        for request in self._requests:
+            self._plan(request, now)
+        self._finish_merging()
+        if self._blocks:
+            self._writer.write_blocks(self._blocks, now)
+        for request, answers in zip(self._requests, self._answers, strict=True):
+            request.answers = answers
+
+    def _plan(self, request: Request, now: int) -> None:
+        """Decide which runs of a request are stored, and where."""
+        answers: list[Appended] = []
+        accepted: list[tuple[Run, Range]] = []
+        start = request.batch.start
+        for run in request.runs:
+            answer = self._writer.answer(run, now)
+            if answer is None:
+                offsets = Range(self._end, self._end + run.length)
+                self._writer.note(run, offsets, now)
+                answer = Appended(offsets)
+                accepted.append((run, Range(start, start + run.length)))
+                self._end = offsets.stop
+            answers.append(answer)
+            start += run.length
+        self._answers.append(answers)
+        if len(accepted) < len(request.runs):
+            for run, rows in accepted:
+                self._merge(request.batch.slice(rows), [run], request.size)
+        elif request.content is not None:
+            self._finish_merging()
+            self._blocks.append(request.content)
+        else:
+            self._merge(request.batch, request.runs, request.size)
+
+    def _merge(self, batch: Batch, runs: Sequence[Run], size: int) -> None:
+        self._merging.append(batch)
+        self._merging_runs += runs
+        self._merging_bytes += size
+        if self._merging_bytes > MERGED_BYTES_MAX:
+            self._finish_merging()
+
+    def _finish_merging(self) -> None:
+        if self._merging:
+            columns = cols.concatenate([batch.columns for batch in self._merging])
+            self._blocks.append(encode_content(columns, self._merging_runs, compress=self._writer.compresses))
+        self._merging, self._merging_runs, self._merging_bytes = [], [], 0

@@ -23,14 +23,12 @@ from penstock.offsets import Range
 from penstock.rows import Appended
 from penstock.stores.file.block import Blank, Broken
 from penstock.stores.file.commit import (
-    MERGED_BYTES_MAX,
     Content,
+    Group,
     Queue,
     Request,
-    encode_content,
     encode_data_block,
     encode_marker,
-    merge,
 )
 from penstock.stores.file.recovery import empty_tail, heal, is_believed, producers_up_to, recover, remember
 from penstock.stores.file.segment import Predecessor, SegmentFile, SegmentName
@@ -210,9 +208,7 @@ class PartitionWriter:
             requests = take()
             # Before anything is noted of these runs: a segment begins with what is stored, and they are not yet.
             self._begin_for(sum(request.expected_length for request in requests))
-            group = _Group(self, requests)
-            group.plan(self._files.platform.clock.time_us())
-            group.write()
+            Group(self, requests).commit(self._files.platform.clock.time_us())
 
     @property
     def compresses(self) -> bool:
@@ -467,67 +463,6 @@ class PartitionWriter:
             finally:
                 self._files.disk.close(descriptor)
         return found
-
-
-class _Group:
-    """The appends of one group commit."""
-
-    def __init__(self, writer: PartitionWriter, requests: list[Request]) -> None:
-        self._writer = writer
-        self._requests = requests
-        self._now = 0
-        self._end = writer.end
-        self._blocks: list[tuple[Content, list[Request]]] = []
-        self._merging: list[tuple[Batch, list[Run], Request]] = []
-        self._merging_bytes = 0
-        self._answers: dict[int, list[Appended]] = {}
-
-    def plan(self, now: int) -> None:
-        """Decide what is stored where."""
-        self._now = now
-        for request in self._requests:
-            answers, accepted, start = [], [], request.batch.start
-            for run in request.runs:
-                answer = self._writer.answer(run, now)
-                if answer is None:
-                    offsets = Range(self._end, self._end + run.length)
-                    self._writer.note(run, offsets, now)
-                    answer = Appended(offsets)
-                    accepted.append((run, Range(start, start + run.length)))
-                    self._end = offsets.stop
-                answers.append(answer)
-                start += run.length
-            self._answers[id(request)] = answers
-            self._place(request, accepted)
-        self._finish_merging()
-
-    def _place(self, request: Request, accepted: list[tuple[Run, Range]]) -> None:
-        if request.content is not None and len(accepted) == len(request.runs):
-            self._finish_merging()
-            self._blocks.append((request.content, [request]))
-            return
-        if len(accepted) == len(request.runs):
-            self._merging.append((request.batch, list(request.runs), request))
-        else:
-            self._merging += [(request.batch.slice(rows), [run], request) for run, rows in accepted]
-        self._merging_bytes += request.size
-        if self._merging_bytes > MERGED_BYTES_MAX:
-            self._finish_merging()
-
-    def _finish_merging(self) -> None:
-        if self._merging:
-            parts, runs, requests = zip(*self._merging, strict=True)
-            every = [run for some in runs for run in some]
-            content = encode_content(merge(parts), every, compress=self._writer.compresses)
-            self._blocks.append((content, list(requests)))
-        self._merging, self._merging_bytes = [], 0
-
-    def write(self) -> None:
-        """Write the blocks, and answer whoever's are durable."""
-        if self._blocks:
-            self._writer.write_blocks([content for content, _ in self._blocks], self._now)
-        for request in self._requests:
-            request.answers = self._answers[id(request)]
 
 
 def _refused(what: str, error: OSError) -> PenstockError:
