@@ -222,7 +222,7 @@ def test_an_index_that_is_deleted_or_damaged_is_not_missed(root: Path) -> None:
     assert payloads(store, partition) == expected(40)
     reader = store.log.handle(partition).reader
     indexes = []
-    for path in segments_of(root, partition):
+    for path in segments_of(root, partition)[:-1]:
         name = SegmentName.parse(path.name)
         assert name is not None
         store.log.find_time(partition, 1 << 60)

@@ -287,6 +287,11 @@ class Batch:
         return self._of_rows(cols.sizes(self.columns))
 
     @property
+    def total_size(self) -> int:
+        """The sum of `sizes`."""
+        return cols.total_size(self.columns) if self.rows is None else int(self.sizes.sum())
+
+    @property
     def expiries(self) -> npt.NDArray[np.int64]:
         """When each event expires, in microseconds since 1970 UTC; `NEVER` for those that do not."""
         if not self.has("expires_at"):

@@ -243,6 +243,20 @@ def sizes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return total
 
 
+def total_size(batch: pa.RecordBatch) -> int:
+    """Return the sum of `sizes`, without looking at every event."""
+    total = 0
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        if array.type == TIMESTAMP:
+            total += 8 * len(array)
+        elif name == "headers":
+            total += int(header_sizes(array).sum())
+        else:
+            offsets = offsets_of(array)
+            total += int(offsets[-1]) - int(offsets[0])
+    return total
+
+
 def header_counts(array: pa.MapArray) -> npt.NDArray[np.int64]:
     """Return how many headers each event has."""
     return _lengths_of(array).astype(np.int64)

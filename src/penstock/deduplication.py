@@ -96,6 +96,7 @@ class ProducerTable:
     def __init__(self) -> None:
         self._producers: dict[bytes, _Producer] = {}
         self._latest_us = 0
+        self._none_idle_before_us = 0
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -121,10 +122,15 @@ class ProducerTable:
 
     def _advance(self, now_us: int) -> None:
         self._latest_us = max(self._latest_us, now_us)
+        if self._latest_us < self._none_idle_before_us:
+            return
         mortal = (name for name in self._producers if born_at(name) is not None)
         oldest = self._latest_us - _IDLE_US
         for name in list(takewhile(lambda name: self._producers[name].used_at < oldest, mortal)):
             del self._producers[name]
+        # Whoever is used from now on is idle later than the one that has been idle longest.
+        longest = next((self._producers[name].used_at for name in self._producers if born_at(name) is not None), None)
+        self._none_idle_before_us = (self._latest_us if longest is None else longest) + _IDLE_US
 
     def to_bytes(self) -> bytes:
         """Return everything that is known, for `from_bytes`."""

@@ -203,6 +203,9 @@ class RangeSet:
         """Put every offset of `span` in."""
         if not span:
             return
+        if self._stops and self._stops[-1] == span.start:  # the usual case: it goes on where the last one ended
+            self._stops[-1] = span.stop
+            return
         # The ranges in [low, high) overlap or touch the new one and become one with it.
         low = bisect_left(self._stops, span.start)
         high = bisect_right(self._starts, span.stop)

@@ -30,6 +30,7 @@ ALIGNMENT: Final = 64
 
 _PREFIX: Final = struct.Struct("<8sHHIIIQQQ12xI")
 _HEADER: Final = struct.Struct("<16sIIQQQQqqQQIIQI16xI")
+_FRONT: Final = struct.Struct(_PREFIX.format + _HEADER.format.removeprefix("<"))
 _RUN: Final = struct.Struct("<16sQQIIQ")
 PREFIX_BYTES: Final = _PREFIX.size
 HEADER_BYTES: Final = _HEADER.size
@@ -55,7 +56,7 @@ class Kind(IntEnum):
     GAP = 4
 
 
-_KINDS: Final = frozenset(Kind)
+_KINDS: Final = {int(kind): kind for kind in Kind}
 
 
 class Segment(NamedTuple):
@@ -238,8 +239,41 @@ def parse_prefix(data: bytes | memoryview, seed: int, position: int) -> Prefix:
     return Prefix(version, kind, header_length, runs_length, body_length, claimed, number)
 
 
-def parse_header(data: bytes | memoryview, segment: Segment, position: int) -> Header:
+def parse_header(data: bytes, segment: Segment, position: int) -> Header:
     """Read the prefix and header at the beginning of `data`, or raise `Blank`, `Broken` or `NewerFormat`."""
+    return _parse_sound(data, segment, position) or _parse_doubtful(data, segment, position)
+
+
+def _parse_sound(data: bytes, segment: Segment, position: int) -> Header | None:
+    """Read a header that is as it should be; None for any other, of which `_parse_doubtful` says what is wrong.
+
+    In its turn a writer reads the headers of all that others wrote since its last, so this is worth being quick.
+    """
+    if len(data) < FRONT_BYTES:
+        return None
+    (
+        magic, version, kind, header_length, runs_length, _, body_length, claimed, number, prefix_crc,
+        log_id, partition, flags, epoch, base, offset, span, first_time, last_time, durable_number, durable_offset,
+        mask, run_count, raw_length, crc, header_crc,
+    ) = _FRONT.unpack_from(data)  # fmt: skip
+    if (
+        (magic, version, header_length, claimed) != (MAGIC, VERSION, HEADER_BYTES, position)
+        or (log_id, partition, base) != segment[:3]
+        or flags & ~FLAG_ZSTD
+        or kind not in _KINDS
+        or runs_length + body_length > CONTENT_BYTES_MAX
+        or run_count * RUN_BYTES > runs_length
+        or google_crc32c.extend(segment.seed if position else 0, data[: PREFIX_BYTES - 4]) != prefix_crc
+        or google_crc32c.extend(prefix_crc, data[PREFIX_BYTES : FRONT_BYTES - 4]) != header_crc
+    ):
+        return None
+    return Header(
+        _KINDS[kind], position, number, epoch, offset, span, first_time, last_time, durable_number, durable_offset,
+        mask, run_count, runs_length, body_length, crc, raw_length, flags,
+    )  # fmt: skip
+
+
+def _parse_doubtful(data: bytes, segment: Segment, position: int) -> Header:
     prefix = parse_prefix(data, segment.seed, position)
     if prefix.version > VERSION:
         raise NewerFormat(

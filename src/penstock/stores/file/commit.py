@@ -19,7 +19,6 @@ from penstock.offsets import Range
 from penstock.rows import Appended
 from penstock.stores.file.block import (
     FLAG_ZSTD,
-    FRONT_BYTES,
     Header,
     Kind,
     Segment,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.stores.file.tail import Tail
 
 OWN_BLOCK_BYTES: Final = 64 << 10
-"""An append of at least so many bytes is a block of its own, encoded before the turn."""
+"""An append of at least so many bytes is a block of its own, in whatever company."""
 MERGED_BYTES_MAX: Final = 1 << 20
 GROUP_BYTES_MAX: Final = 8 << 20
 """A group commit takes no more than this, so that the turn goes round."""
@@ -139,18 +138,17 @@ class Request:
         self.batch = batch
         self.runs = runs
         self.size: int = batch.columns.get_total_buffer_size()
-        self.content: Content | None = None
-        if self.size >= OWN_BLOCK_BYTES:
-            self.content = encode_content(batch.columns, runs, compress=compress)
+        # Before the turn, also of a small one: mostly it is alone in its group, and then it is a block as it is.
+        self.content = encode_content(batch.columns, runs, compress=compress)
         self.answers: list[Appended] | None = None
         self.error: BaseException | None = None
         self.leads = False
-        self.woken = threading.Event()
+        self.woken: threading.Lock | None = None
 
-    @property
-    def expected_length(self) -> int:
-        """About how many bytes its blocks take."""
-        return self.content.length if self.content is not None else self.size + FRONT_BYTES
+    def wake(self) -> None:
+        """Let the thread go on that waits for it, if one does."""
+        if self.woken is not None and self.woken.locked():
+            self.woken.release()
 
     def result(self) -> list[Appended]:
         """Return the answers, or raise what went wrong."""
@@ -180,9 +178,12 @@ class Queue:
             self._waiting.append(request)
             request.leads = not self._has_leader
             self._has_leader = True
-        if not request.leads:
+            if not request.leads:
+                request.woken = threading.Lock()
+                request.woken.acquire()
+        if request.woken is not None:
             try:
-                request.woken.wait()
+                request.woken.acquire()
             except BaseException:  # the caller is interrupted; somebody else must lead, or may do it for nobody
                 self._abandon(request)
                 raise
@@ -215,14 +216,14 @@ class Queue:
         finally:
             self._choose_leader()
             for request in group:
-                request.woken.set()
+                request.wake()
 
     def _choose_leader(self) -> None:
         with self._lock:
             self._has_leader = bool(self._waiting)
             if self._waiting:
                 self._waiting[0].leads = True
-                self._waiting[0].woken.set()
+                self._waiting[0].wake()
 
     def _abandon(self, request: Request) -> None:
         with self._lock:
@@ -296,7 +297,7 @@ class Group:
         if len(accepted) < len(request.runs):
             for run, rows in accepted:
                 self._merge(request.batch.slice(rows), [run], request.size)
-        elif request.content is not None:
+        elif request.size >= OWN_BLOCK_BYTES or len(self._requests) == 1:
             self._finish_merging()
             self._blocks.append(request.content)
         else:

@@ -54,6 +54,7 @@ class PartitionFiles:
         self.number = number
         self.slot = slot
         self.log_id = bytes.fromhex(topic.log_id)
+        self.topic_path = directory.parent / "topic.json"
 
     def __str__(self) -> str:
         return f"{self.topic.name}/{self.number}"

@@ -65,9 +65,12 @@ class Gate:
         self._queued = False
         self._idle = False
         self._failure: OSError | None = None
+        self._task: _Task | None = None
 
     @contextmanager
-    def turn(self, what: str, stall_seconds: float, *, progress: Callable[[], object] = lambda: None) -> Iterator[None]:
+    def turn(
+        self, what: object, stall_seconds: float, *, progress: Callable[[], object] = lambda: None
+    ) -> Iterator[None]:
         """Hold the turn in this block; `WriterStalled` if the holder does not move, nothing having been done.
 
         `progress` returns something that changes whenever the holder of the turn gets on.
@@ -78,6 +81,63 @@ class Gate:
         finally:
             self._release()
 
+    def run(
+        self,
+        work: Callable[[], None],
+        what: object,
+        stall_seconds: float,
+        *,
+        progress: Callable[[], object] = lambda: None,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Do some work in a turn; see `turn`. If the turn must be waited for, the thread that gets it does the work.
+
+        So a turn that many processes wait for does not stand still while one thread wakes another. `prepare` is called
+        before, while no other thread of this process can have the turn.
+        """
+        patience = _Patience(stall_seconds, lambda: (self.holder(), progress()))
+        while not self._mutex.acquire(timeout=patience.look_seconds):
+            patience.check(what)
+        try:
+            prepare()
+            task = None
+            with self._changed:
+                if self._waiting or not self._try_to_get():
+                    task = self._task = _Task(work)
+            if task is not None:
+                self._await(task, what, patience)
+                return
+            try:
+                work()
+            finally:
+                self._locks.unlock(self._write_byte)
+        finally:
+            self._mutex.release()
+
+    def _await(self, task: _Task, what: object, patience: _Patience) -> None:
+        try:
+            while not task.done.acquire(timeout=patience.look_seconds):
+                if not task.begun:
+                    patience.check(what)
+        except BaseException:
+            with self._changed:
+                if not task.begun:
+                    self._task = None
+                    raise
+            task.done.acquire()  # it is being done, and ends before anybody is told
+            raise
+        if task.error is not None:
+            raise task.error
+
+    def _try_to_get(self) -> bool:
+        """Take the turn if it is free; otherwise let a thread wait for it. `_changed` is held."""
+        queued = self._locks.try_lock(self._queue_byte)
+        if queued and self._locks.try_lock(self._write_byte):
+            self._locks.unlock(self._queue_byte)
+            return True
+        self._begin_to_wait(queued=queued)
+        return False
+
     def holder(self) -> int | None:
         """Return the other process that has the turn now, if any."""
         return self._locks.holder(self._write_byte)
@@ -86,7 +146,7 @@ class Gate:
         self._locks.unlock(self._write_byte)
         self._mutex.release()
 
-    def _acquire(self, what: str, stall_seconds: float, progress: Callable[[], object]) -> None:
+    def _acquire(self, what: object, stall_seconds: float, progress: Callable[[], object]) -> None:
         patience = _Patience(stall_seconds, lambda: (self.holder(), progress()))
         while not self._mutex.acquire(timeout=patience.look_seconds):
             patience.check(what)
@@ -96,14 +156,10 @@ class Gate:
             self._mutex.release()
             raise
 
-    def _acquire_from_others(self, what: str, patience: _Patience) -> None:
+    def _acquire_from_others(self, what: object, patience: _Patience) -> None:
         with self._changed:
-            if not self._waiting:
-                queued = self._locks.try_lock(self._queue_byte)
-                if queued and self._locks.try_lock(self._write_byte):
-                    self._locks.unlock(self._queue_byte)
-                    return
-                self._begin_to_wait(queued=queued)
+            if not self._waiting and self._try_to_get():
+                return
             self._wanted = True
             try:
                 while not self._granted:
@@ -136,16 +192,35 @@ class Gate:
                 queued = self._queued
             failure = self._wait_in_kernel(queued=queued)
             with self._changed:
-                self._waiting, self._failure = False, failure
-                if failure is None and not self._wanted:  # everybody has lost patience meanwhile
+                self._waiting = False
+                task, self._task = self._task, None
+                if task is not None:
+                    task.begun = True
+                else:
+                    self._failure = failure
+                    self._granted = failure is None and self._wanted
+                    if failure is None and not self._wanted:  # everybody has lost patience meanwhile
+                        self._locks.unlock(self._write_byte)
+                    self._changed.notify_all()
+            if task is not None:
+                # Whoever wants it done holds the mutex, so that nobody else of this process comes between.
+                task.do(failure)
+                if failure is None:
                     self._locks.unlock(self._write_byte)
-                self._granted = failure is None and self._wanted
-                self._changed.notify_all()
-                self._idle = True
-                self._changed.wait_for(lambda: not self._idle, IDLE_SECONDS)
-                if self._idle:
-                    self._idle = False
+            with self._changed:
+                if task is not None:
+                    task.done.release()
+                if self._rest():
                     return
+
+    def _rest(self) -> bool:
+        """Wait until a turn has to be waited for again; True if there was none. `_changed` is held."""
+        if self._waiting:  # somebody was quicker, and has started another thread
+            return True
+        self._idle = True
+        self._changed.wait_for(lambda: not self._idle, IDLE_SECONDS)
+        was_idle, self._idle = self._idle, False
+        return was_idle
 
     def _wait_in_kernel(self, *, queued: bool) -> OSError | None:
         try:
@@ -158,6 +233,26 @@ class Gate:
         return None
 
 
+class _Task:
+    """Work that is done by the thread that has got the turn for it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self.begun = False
+        self.error: BaseException | None = None
+        self.done = threading.Lock()
+        self.done.acquire()
+
+    def do(self, failure: OSError | None) -> None:
+        """Do it, or say why it cannot be done."""
+        self.error = failure
+        if failure is None:
+            try:
+                self._work()
+            except BaseException as error:  # noqa: BLE001 - it is raised by the thread that wants it done
+                self.error = error
+
+
 class _Patience:
     """Ends when nothing has moved for too long."""
 
@@ -168,13 +263,13 @@ class _Patience:
         self._looks = 0
         self.look_seconds = stall_seconds / LOOKS_PER_STALL
 
-    def check(self, what: str) -> None:
+    def check(self, what: object) -> None:
         """Count a look in vain; `WriterStalled` after too many without a change."""
         seen = self._look()
         self._looks = self._looks + 1 if seen == self._seen else 1
         self._seen = seen
         if self._looks > LOOKS_PER_STALL:
-            raise WriterStalled(what, seen[0], self._stall_seconds)
+            raise WriterStalled(str(what), seen[0], self._stall_seconds)
 
 
 class Gates:

@@ -347,10 +347,10 @@ class FileHeads:
         slots = [handle.files.slot for handle in handles]
         self._first = min(slots, default=0)
         self._count = max(slots, default=-1) - self._first + 1
-        self._rows = [slot - self._first for slot in slots]
+        self._rows = np.array(slots, np.int64) - self._first
         self._read_raw = self._tails.raw_reader(self._first, self._count)
         self._raw = b""
-        self._words = np.zeros((0, RECORD_BYTES // 8), np.uint64)
+        self._words = np.zeros(0, np.uint64)
         self._check_open = log.check_open
         # Replaced and never changed, so that it is handed out as it is.
         self._heads = np.full(len(slots), -1, np.int64)
@@ -363,15 +363,16 @@ class FileHeads:
         return self._heads
 
     def _decode(self, raw: bytes) -> None:
-        words = np.frombuffer(raw.ljust(self._count * RECORD_BYTES, b"\0"), np.uint64).reshape(self._count, -1)
+        words = np.frombuffer(raw.ljust(self._count * RECORD_BYTES, b"\0"), np.uint64)
         changed = np.ones(self._count, np.bool_)
-        if len(self._words) == self._count:
-            changed = (words != self._words).any(axis=1)
+        if len(self._words) == len(words):
+            changed[:] = False
+            changed[np.flatnonzero(words != self._words) // (RECORD_BYTES // 8)] = True
         heads = self._heads.copy()
-        for index, row in enumerate(self._rows):
-            if changed[row]:
-                record = raw[row * RECORD_BYTES : (row + 1) * RECORD_BYTES]
-                heads[index] = self._head(self._handles[index], decode_tail(record))
+        # Of thousands of partitions only a few have grown since the last look.
+        for index in np.flatnonzero(changed[self._rows]).tolist():
+            start = int(self._rows[index]) * RECORD_BYTES
+            heads[index] = self._head(self._handles[index], decode_tail(raw[start : start + RECORD_BYTES]))
         heads.flags.writeable = False
         self._heads, self._words, self._raw = heads, words, raw
 

@@ -161,7 +161,7 @@ class SystemDisk:
             return []
 
     def exists(self, path: Path) -> bool:
-        return path.exists()
+        return os.path.exists(path)  # noqa: PTH110 - asked in every turn, and `Path.exists` takes five times as long
 
     def make_directory(self, path: Path) -> None:
         path.mkdir(DIRECTORY_MODE, exist_ok=True)

@@ -156,12 +156,15 @@ class PartitionReader:
             raise _DamageFound(Damage(CORRUPT, error.file, 0, 0, start, stop, error.detail)) from None
         position = self._locate(file, start, stop)
         while start < stop and not budget.is_spent():
-            wanted = min(max(budget.bytes_left + CHUNK_BYTES_MIN, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
+            wanted = min(max(budget.bytes_left, 0), budget.events_left * file.event_bytes, CHUNK_BYTES_MAX)
+            wanted = max(wanted + CHUNK_BYTES_MIN, CHUNK_BYTES_MIN)
             for header, content in self._blocks(file, position, start, stop, wanted):
                 position = header.end_position
                 if header.end_offset <= start:
                     continue  # a marker, or before what is wanted
                 item = self._item(file, header, content)
+                # What comes next is probably alike; without this a limit of events would read far too much.
+                file.event_bytes = (header.end_position - header.position) // max(header.span, 1) + 1
                 part = budget.fitting(item, Range(max(start, header.offset), min(stop, header.end_offset)))
                 if part is None:
                     return
@@ -323,7 +326,7 @@ class _Budget:
 
     def __init__(self, bytes_max: int, events_max: int) -> None:
         self.bytes_left = bytes_max
-        self._events_left = events_max
+        self.events_left = events_max
         self._spent = False
         self._begun = False
 
@@ -338,16 +341,15 @@ class _Budget:
             self._begun = True
             return Gap(wanted.start, wanted.stop, item.reason)
         part = item.slice(wanted)
-        sizes = part.sizes
-        total = int(sizes.sum())
+        total = part.total_size
         count = len(part)
-        if total > self.bytes_left or count > self._events_left:
-            fits = int(np.searchsorted(np.cumsum(sizes), self.bytes_left, side="right"))
-            count = max(min(fits, self._events_left, count), least)
+        if total > self.bytes_left or count > self.events_left:
+            fits = int(np.searchsorted(np.cumsum(part.sizes), self.bytes_left, side="right"))
+            count = max(min(fits, self.events_left, count), least)
             part = part.slice(Range(part.start, part.start + count))
             self._spent = True
         self.bytes_left -= total
-        self._events_left -= count
-        self._spent = self._spent or self.bytes_left <= 0 or self._events_left <= 0
+        self.events_left -= count
+        self._spent = self._spent or self.bytes_left <= 0 or self.events_left <= 0
         self._begun = True
         return part if count else None

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 INDEX_BYTES: Final = 64 << 10
 SCAN_BYTES: Final = 256 << 10
+HEADERS_BYTES: Final = 16 << 10
+"""Read at once when only headers are wanted: many small blocks, or of a large one not much more than its header."""
 _INDEX_MAGIC: Final = b"PIDX0001"
 _NAME = re.compile(r"(\d{20})-(\d{10})\.seg")
 
@@ -138,6 +140,8 @@ class SegmentFile:
         self.descriptor = -1
         self.descriptor = disk.open(path, write=write)
         self.index = Index()
+        self.event_bytes = 1 << 10
+        """About how long an event is in this file, as far as it was read."""
         self.inode = disk.inode(self.descriptor)
         self._read_first_block()
 
@@ -189,7 +193,8 @@ class SegmentFile:
         data, begin = b"", position
         while position < stop:
             if position + FRONT_BYTES > begin + len(data):
-                data, begin = self.disk.read(self.descriptor, SCAN_BYTES, position), position
+                wanted = min(max(stop - position, FRONT_BYTES), HEADERS_BYTES)
+                data, begin = self.disk.read(self.descriptor, wanted, position), position
             at = position - begin
             header = parse_header(data[at : at + FRONT_BYTES], self.segment, position)
             runs: tuple[Run, ...] = ()

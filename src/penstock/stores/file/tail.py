@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import google_crc32c
 
@@ -134,9 +134,13 @@ class Tails:
         """Return what does the same again and again, as quickly as it can be done; keep this object while using it."""
         return partial(self._disk.read, self._descriptor, count * RECORD_BYTES, slot * RECORD_BYTES)
 
-    def write(self, slot: int, tail: Tail) -> Tail:
-        """Write a record, whose turn the caller holds; returns it as it was written."""
-        tail = tail._replace(turns=(tail.turns + 1) & 0xFFFF_FFFF)
+    def is_still(self, slot: int, tail: Tail) -> bool:
+        """Say whether a record is as it was, without reading what it says."""
+        return self.read_raw(slot, 1) == encode_tail(tail)
+
+    def write(self, slot: int, tail: Tail, **changes: Any) -> Tail:
+        """Write a record with these changes, whose turn the caller holds; returns it as it was written."""
+        tail = tail._replace(turns=(tail.turns + 1) & 0xFFFF_FFFF, **changes)
         if self._disk.write(self._descriptor, encode_tail(tail), slot * RECORD_BYTES) != RECORD_BYTES:
             raise OSError(f"the tail of slot {slot} was written in part")
         return tail

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.deduplication import ProducerTable
-from penstock.errors import Corruption, PenstockError, StoreError, StoreFull, TopicDeleted, WritingStopped
+from penstock.errors import Corruption, NewerFormat, PenstockError, StoreError, StoreFull, TopicDeleted, WritingStopped
 from penstock.offsets import Range
 from penstock.rows import Appended
 from penstock.stores.file.block import Blank, Broken
@@ -36,6 +36,7 @@ from penstock.stores.file.tail import State, Tail, Tails
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
 
@@ -76,31 +77,37 @@ class PartitionWriter:
         self._file: SegmentFile | None = None
         self._allocated = 0
         self._producers = ProducerTable()
+        self._caught_up = 0
+        """Up to where in the active segment the producers are known."""
         self._known = False
         self._stopped: WritingStopped | None = None
         self._damages: tuple[Damage, ...] = ()
 
     # --- turns ----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        slot = self._files.slot
-        with self._gate.turn(
-            str(self._files), self._settings.stall_seconds, progress=lambda: self._tails.read_raw(slot, 1)
-        ):
-            yield
+    def _turn(self) -> AbstractContextManager[None]:
+        return self._gate.turn(self._files, self._settings.stall_seconds, progress=self._progress)
+
+    def _progress(self) -> bytes:
+        return self._tails.read_raw(self._files.slot, 1)
 
     @contextmanager
     def turn(self) -> Iterator[Tail]:
-        """Hold the turn, with everything known that others have written; the tail is `self.tail` afterwards."""
-        with self._turn():
-            self._take_over()
-            try:
-                yield self._tail
-            except BaseException:
-                # What this turn has noted of producers may not be stored: all is learnt anew from the segment.
-                self._known, self._file = False, None
-                raise
+        """Hold the turn, with everything known that others have written."""
+        with self._turn(), self._taken_over() as tail:
+            yield tail
+
+    @contextmanager
+    def _taken_over(self) -> Iterator[Tail]:
+        """Know everything that others have written; under the turn."""
+        self._take_over()
+        try:
+            yield self._tail
+        except BaseException:
+            # What this turn has noted of producers may not be stored: all is learnt anew from the segment.
+            self._known, self._file = False, None
+            raise
+        self._caught_up = self._tail.position
 
     def ensure_recovered(self, *, check_inode: bool = False) -> Tail:
         """Return a tail that is believed, recovering the log if there is none.
@@ -127,12 +134,15 @@ class PartitionWriter:
         """Learn what the writers before have left; raises if nothing may be written."""
         if self._stopped is not None:
             raise self._stopped
-        tail = self._tails.read(self._files.slot)
-        # In every turn: a deletion that found the turn taken has not told the tail.
-        self._check_not_deleted(tail)
-        if self._known and tail == self._tail:
+        # In every turn: a deletion that found the turn taken has not told the tail, and slots are given away again.
+        if not self._files.disk.exists(self._files.topic_path):
+            raise TopicDeleted(self._files.topic.log_id)
+        if self._known and self._tails.is_still(self._files.slot, self._tail):
             return
         self._known = False
+        tail = self._tails.read(self._files.slot)
+        if tail is not None and tail.state == State.DELETED and tail.log_id == self._files.log_id:
+            raise TopicDeleted(self._files.topic.log_id)
         if tail is None or not is_believed(tail, self._files):
             tail = self._recover(tail)
         try:
@@ -151,12 +161,6 @@ class PartitionWriter:
             self._tail = tail
             raise self._damages[0].error()
         self._catch_up(tail)
-
-    def _check_not_deleted(self, tail: Tail | None) -> None:
-        deleted = tail is not None and tail.state == State.DELETED and tail.log_id == self._files.log_id
-        # The slot may have been given to another topic since.
-        if deleted or not self._files.disk.exists(self._files.directory.parent / "topic.json"):
-            raise TopicDeleted(self._files.topic.log_id)
 
     def _recover(self, old: Tail | None) -> Tail:
         recovered = recover(self._files, old, self._witness())
@@ -180,11 +184,8 @@ class PartitionWriter:
         file = self._file
         if not tail.inode:
             self._file, self._producers = None, ProducerTable()
-        elif (
-            file is not None and (file.name, file.inode) == (name, tail.inode) and self._tail.position <= tail.position
-        ):
-            for header, runs in file.headers(self._tail.position, tail.position):
-                remember(self._producers, header, runs)
+        elif file is not None and (file.name, file.inode) == (name, tail.inode) and self._caught_up <= tail.position:
+            self._catch_up_to(file, tail.position)
             self._allocated = file.size()
         else:
             if self._is_of_a_copy(tail):
@@ -195,7 +196,30 @@ class PartitionWriter:
             self._file = file
             self._producers = producers_up_to(file, tail.position) if file else ProducerTable()
             self._allocated = file.size() if file else 0
-        self._tail, self._known = tail, True
+        self._tail, self._known, self._caught_up = tail, True, tail.position
+
+    def _catch_up_to(self, file: SegmentFile, position: int) -> None:
+        for header, runs in file.headers(self._caught_up, position):
+            remember(self._producers, header, runs)
+        self._caught_up = position
+
+    def _catch_up_before_the_turn(self) -> None:
+        """Learn what is durable already, so that a process that was idle for long holds up nobody in its turn."""
+        tail = self._tails.read(self._files.slot)
+        if tail is None or tail == self._tail or not is_believed(tail, self._files) or not tail.inode:
+            return
+        name = SegmentName(tail.segment_base, tail.segment_epoch)
+        try:
+            if self._file is None or (self._file.name, self._file.inode) != (name, tail.inode):
+                self._known, self._file = False, None
+                file = self._files.open(name)
+                self._producers = producers_up_to(file, tail.durable_position)
+                self._file, self._caught_up = file, tail.durable_position
+            elif self._caught_up < tail.durable_position:
+                self._known = False
+                self._catch_up_to(self._file, tail.durable_position)
+        except (OSError, Blank, Broken, NewerFormat):
+            self._known, self._file = False, None  # whatever it is, the turn will meet it
 
     # --- appending ------------------------------------------------------------------------------
 
@@ -204,11 +228,20 @@ class PartitionWriter:
         return self._queue.submit(Request(batch, runs, compress=self.compresses))
 
     def _commit(self, take: Callable[[], list[Request]]) -> None:
-        with self.turn():
-            requests = take()
-            # Before anything is noted of these runs: a segment begins with what is stored, and they are not yet.
-            self._begin_for(sum(request.expected_length for request in requests))
-            Group(self, requests).commit(self._files.platform.clock.time_us())
+        def commit() -> None:
+            with self._taken_over():
+                requests = take()
+                # Before anything is noted of these runs: a segment begins with what is stored, and they are not yet.
+                self._begin_for(sum(request.content.length for request in requests))
+                Group(self, requests).commit(self._files.platform.clock.time_us())
+
+        self._gate.run(
+            commit,
+            self._files,
+            self._settings.stall_seconds,
+            progress=self._progress,
+            prepare=self._catch_up_before_the_turn,
+        )
 
     @property
     def compresses(self) -> bool:
@@ -262,22 +295,21 @@ class PartitionWriter:
     def sync_to(self, file: SegmentFile, after: Tail) -> None:
         """Sync what was written; the tail `after` is durable then."""
         slot = self._files.slot
-        syncing = self._tails.write(slot, after._replace(state=State.SYNCING))
+        syncing = self._tails.write(slot, after, state=State.SYNCING)
         try:
             self._files.disk.sync(file.descriptor)
         except OSError:
             self._known = False
-            self._tails.write(slot, syncing._replace(state=State.POISONED))
+            self._tails.write(slot, syncing, state=State.POISONED)
             logger.exception("%s: a sync failed; what it should have made durable is unknown", self._files)
             raise
         self._tail = self._tails.write(
             slot,
-            syncing._replace(
-                state=State.OPEN,
-                durable_position=after.position,
-                durable_number=after.number,
-                durable_end=after.end,
-            ),
+            syncing,
+            state=State.OPEN,
+            durable_position=after.position,
+            durable_number=after.number,
+            durable_end=after.end,
         )
 
     def _cut(self, file: SegmentFile, before: Tail, error: OSError) -> None:
