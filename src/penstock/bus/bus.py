@@ -210,7 +210,9 @@ class Bus:
             delayed = await self._delayed(topic, value, fields, delay, at)
             with self._directory.forgotten_if_deleted(delayed.topic):
                 return await delayed.send(timeout=timeout)
-        topic = await self._directory.topic(topic)
+        if not self._directory.fits(topic):
+            topic = await self._directory.topic(topic)
+        assert not isinstance(topic, str)
         return await self._prepared(topic, value, fields).send(timeout=timeout)
 
     async def publish_batch(

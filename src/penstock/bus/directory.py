@@ -39,6 +39,17 @@ class TopicDirectory:
             self._infos[name] = info
         return info
 
+    def known(self, name: str) -> TopicInfo | None:
+        """Return the topic if it was looked up before, without a step of the event loop."""
+        return self._infos.get(name)
+
+    def fits(self, topic: Topic[Any] | str) -> bool:
+        """Say whether this very topic was compared with the store's, and is to be encoded with as it is."""
+        if isinstance(topic, str):
+            return False
+        known, fitted = self._fitting.get(topic.name, (None, None))
+        return known is topic and fitted is self._infos.get(topic.name)
+
     def forget(self) -> None:
         """Know nothing any more: the bus is closed."""
         self._infos.clear()

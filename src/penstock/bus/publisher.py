@@ -164,7 +164,8 @@ class PreparedEvent(Prepared):
             return await self._send_within(timeout)
         publisher = self._publisher
         try:
-            lane = publisher.lane(self.topic, await publisher.topics.info(self.topic), self._partition)
+            info = publisher.topics.known(self.topic) or await publisher.topics.info(self.topic)
+            lane = publisher.lane(self.topic, info, self._partition)
             group = self._group
             if group is None or group.dissolved:
                 if not publisher.room.take(self._size):

@@ -62,7 +62,6 @@ class Gate:
         self._waiting = False
         self._granted = False
         self._wanted = False
-        self._queued = False
         self._idle = False
         self._failure: OSError | None = None
         self._task: _Task | None = None
@@ -93,24 +92,23 @@ class Gate:
         """Do some work in a turn; see `turn`. If the turn must be waited for, the thread that gets it does the work.
 
         So a turn that many processes wait for does not stand still while one thread wakes another. `prepare` is called
-        before, while no other thread of this process can have the turn.
+        before waiting, while no other thread of this process can have the turn.
         """
         patience = _Patience(stall_seconds, lambda: (self.holder(), progress()))
         while not self._mutex.acquire(timeout=patience.look_seconds):
             patience.check(what)
         try:
-            prepare()
-            task = None
-            with self._changed:
-                if self._waiting or not self._try_to_get():
-                    task = self._task = _Task(work)
-            if task is not None:
-                self._await(task, what, patience)
+            if self._try_to_get():
+                try:
+                    work()
+                finally:
+                    self._locks.unlock(self._write_byte)
                 return
-            try:
-                work()
-            finally:
-                self._locks.unlock(self._write_byte)
+            prepare()
+            with self._changed:
+                task = self._task = _Task(work)
+                self._begin_to_wait()
+            self._await(task, what, patience)
         finally:
             self._mutex.release()
 
@@ -124,19 +122,22 @@ class Gate:
                 if not task.begun:
                     self._task = None
                     raise
-            task.done.acquire()  # it is being done, and ends before anybody is told
+            task.wait()  # it is being done, and the turn must not be given on before it ends
             raise
         if task.error is not None:
             raise task.error
 
     def _try_to_get(self) -> bool:
-        """Take the turn if it is free; otherwise let a thread wait for it. `_changed` is held."""
-        queued = self._locks.try_lock(self._queue_byte)
-        if queued and self._locks.try_lock(self._write_byte):
-            self._locks.unlock(self._queue_byte)
-            return True
-        self._begin_to_wait(queued=queued)
-        return False
+        """Take the turn if it is free, and nobody queues for it. The mutex is held."""
+        # A thread may be waiting for somebody who has lost patience. The locks are the process's, so that trying them
+        # would succeed if that thread has them; they would be gone when it gives them back.
+        with self._changed:
+            if self._waiting or not self._locks.try_lock(self._queue_byte):
+                return False
+            try:
+                return self._locks.try_lock(self._write_byte)
+            finally:
+                self._locks.unlock(self._queue_byte)
 
     def holder(self) -> int | None:
         """Return the other process that has the turn now, if any."""
@@ -157,40 +158,39 @@ class Gate:
             raise
 
     def _acquire_from_others(self, what: object, patience: _Patience) -> None:
+        if self._try_to_get():
+            return
         with self._changed:
-            if not self._waiting and self._try_to_get():
-                return
+            self._begin_to_wait()
             self._wanted = True
             try:
                 while not self._granted:
                     if not self._changed.wait(patience.look_seconds) and not self._granted:
                         patience.check(what)
                     if self._failure is not None:
-                        raise self._failure
-                self._granted = False
+                        raise self._failure  # noqa: TRY301 - what follows is for every error
+            except BaseException:
+                if self._granted:  # in the moment of an interrupt
+                    self._locks.unlock(self._write_byte)
+                raise
             finally:
-                self._wanted = False
+                self._wanted = self._granted = False
 
-    def _begin_to_wait(self, *, queued: bool) -> None:
-        """Let a thread wait in the kernel: the one that did so last, if it is still there."""
+    def _begin_to_wait(self) -> None:
+        """Let a thread wait in the kernel: one that does already, or did so last, or a new one. `_changed` is held."""
+        if self._waiting:
+            return
         if self._idle:
             self._idle = False
             self._changed.notify_all()
         else:
-            try:
-                self._spawn("penstock-turn", self._serve)
-            except BaseException:
-                if queued:
-                    self._locks.unlock(self._queue_byte)
-                raise
-        self._waiting, self._queued, self._failure = True, queued, None
+            self._spawn("penstock-turn", self._serve)
+        self._waiting, self._failure = True, None
 
     def _serve(self) -> None:
         """Wait in the kernel whenever somebody wants the turn; end after a while without anything to do."""
         while True:
-            with self._changed:
-                queued = self._queued
-            failure = self._wait_in_kernel(queued=queued)
+            failure = self._wait_in_kernel()
             with self._changed:
                 self._waiting = False
                 task, self._task = self._task, None
@@ -222,10 +222,9 @@ class Gate:
         was_idle, self._idle = self._idle, False
         return was_idle
 
-    def _wait_in_kernel(self, *, queued: bool) -> OSError | None:
+    def _wait_in_kernel(self) -> OSError | None:
         try:
-            if not queued:
-                self._locks.lock(self._queue_byte)
+            self._locks.lock(self._queue_byte)
             self._locks.lock(self._write_byte)
             self._locks.unlock(self._queue_byte)
         except OSError as error:  # such as a system that has no locks left
@@ -242,6 +241,15 @@ class _Task:
         self.error: BaseException | None = None
         self.done = threading.Lock()
         self.done.acquire()
+
+    def wait(self) -> None:
+        """Return when it is done, whatever comes in between."""
+        while True:
+            try:
+                self.done.acquire()
+            except BaseException:  # noqa: BLE001, S112 - a second interrupt; the first is raised when this returns
+                continue
+            return
 
     def do(self, failure: OSError | None) -> None:
         """Do it, or say why it cannot be done."""
