@@ -234,10 +234,12 @@ def _declare_lost(files: PartitionFiles, file: SegmentFile, tail: Tail, witness:
 
 def heal(files: PartitionFiles, tail: Tail) -> Recovered:
     """End the active segment where it was durable, and copy what is valid behind that into a new one."""
-    logger.error(
-        "%s: a sync failed, or its process died during it. What was not proven durable is copied to a new segment",
-        files,
-    )
+    if tail.state == State.POISONED:
+        logger.error("%s: a sync has failed; what was not proven durable is copied to a new segment", files)
+    else:
+        logger.warning(
+            "%s: a process died during a sync; what was not proven durable is copied to a new segment", files
+        )
     try:
         return _copy_unproven(files, tail)
     except OSError as error:
