@@ -157,3 +157,101 @@ def test_a_child_of_a_fork_does_not_take_the_parents_turn_along(gate: Gate, path
         ) as another:
             _, errors = another.communicate()
             assert "WriterStalled" in errors
+
+
+# --- work that is done in a turn ----------------------------------------------------------------
+
+
+def let_go(holder: subprocess.Popen[str]) -> None:
+    assert holder.stdin is not None
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+
+
+def test_work_in_a_turn_that_is_free_is_done_at_once(gate: Gate) -> None:
+    done: list[int] = []
+    gate.run(lambda: done.append(threading.get_ident()), "mine", 5.0)
+    assert done == [threading.get_ident()]
+
+
+def test_work_in_a_turn_that_is_waited_for_is_prepared_and_done_once(gate: Gate, holder: subprocess.Popen[str]) -> None:
+    done: list[str] = []
+
+    def prepare() -> None:
+        done.append("prepare")
+        let_go(holder)
+
+    gate.run(lambda: done.append("work"), "mine", 30.0, prepare=prepare)
+    assert done == ["prepare", "work"]
+
+
+def test_what_the_work_raises_is_raised_and_the_turn_is_given_back(
+    gate: Gate, path: Path, holder: subprocess.Popen[str]
+) -> None:
+    def fail() -> None:
+        raise ValueError("the work failed")
+
+    for prepare in (lambda: let_go(holder), lambda: None):  # waited for, and then free
+        with pytest.raises(ValueError, match="the work failed"):
+            gate.run(fail, "mine", 30.0, prepare=prepare)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as another:
+        assert another.stdout is not None
+        assert another.stdout.readline() == "held\n"
+        another.kill()
+
+
+def test_work_that_was_given_up_is_never_done(gate: Gate, holder: subprocess.Popen[str]) -> None:
+    done: list[int] = []
+    with pytest.raises(WriterStalled) as caught:
+        gate.run(lambda: done.append(1), "mine", 0.1)
+    assert caught.value.pid == holder.pid
+    holder.kill()
+    holder.wait()
+    gate.run(lambda: done.append(2), "mine", 30.0)
+    assert done == [2]
+
+
+COUNTING = """
+import sys, threading
+from pathlib import Path
+from penstock.errors import WriterStalled
+from penstock.stores.file.gate import shared_gates
+from penstock.stores.file.platform import Platform
+
+gate, number = shared_gates(Path(sys.argv[1]), Platform()).gate(3), Path(sys.argv[2])
+
+def add():
+    number.write_text(str(int(number.read_text()) + 1))
+
+def count(patience, in_block):
+    for _ in range(60):
+        while True:
+            try:
+                if in_block:
+                    with gate.turn("a number", patience):
+                        add()
+                else:
+                    gate.run(add, "a number", patience)
+            except WriterStalled:
+                continue
+            break
+
+threads = [threading.Thread(target=count, args=how) for how in ((30.0, False), (0.001, False), (0.001, True))]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_nobody_is_in_a_turn_with_another_however_often_some_lose_patience(path: Path, tmp_path: Path) -> None:
+    number = tmp_path / "number"
+    number.write_text("0")
+    processes = [subprocess.Popen([sys.executable, "-c", COUNTING, str(path), str(number)]) for _ in range(3)]
+    try:
+        assert [process.wait(100) for process in processes] == [0, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert number.read_text() == str(3 * 3 * 60)
