@@ -30,8 +30,8 @@ from penstock.stores.file.doctor import (
     has_wal_reset_fix,
 )
 from penstock.stores.file.filesystem import FilesystemInfo
-from penstock.stores.file.notifier import UnixDatagramSockets
 from penstock.stores.file.platform import Platform, SystemDisk
+from penstock.stores.file.sockets import UnixDatagramSockets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,10 +25,10 @@ from penstock.stores.file.notifier import (
     LISTENERS_MAX,
     LOOK_SECONDS,
     FileNotifier,
-    UnixDatagramSockets,
     find_runtime_directory,
 )
 from penstock.stores.file.platform import Platform, SystemDisk
+from penstock.stores.file.sockets import UnixDatagramSockets
 from penstock.stores.memory import MemoryStore
 from penstock.stores.memory.log import MemoryLog
 from penstock.testing.conformance.notifier import NotifierConformance
@@ -425,7 +425,9 @@ def test_strange_names_in_the_directory_harm_nobody(directory: Path, name: str) 
 def test_what_no_file_store_has_is_told_here_only(
     directory: Path, partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "RECEIVE_SECONDS", 0.01)  # these sockets cannot send the receiver its alarm
+    monkeypatch.setattr(
+        "penstock.stores.file.sockets.RECEIVE_SECONDS", 0.01
+    )  # these sockets cannot send the receiver its alarm
     sockets = FaultySockets(errno.EIO)
     with opened(directory, sockets=sockets) as notifier, opened(directory, 2) as there:
         heard = Heard()
@@ -485,7 +487,7 @@ def test_closing_ends_the_thread_and_removes_the_socket(directory: Path) -> None
 
 
 def test_a_receiver_whose_alarm_is_lost_ends_nevertheless(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RECEIVE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.stores.file.sockets.RECEIVE_SECONDS", 0.01)
     notifier = make(directory)
     notifier.listen(Heard())
     notifier._own.unlink()

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import StoreUnavailable
 from penstock.stores.file.filesystem import check_filesystem, describe
-from penstock.stores.file.notifier import DatagramSockets, UnixDatagramSockets
 from penstock.stores.file.platform import DIRECTORY_MODE, FILE_MODE, SystemRecordLocks
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.stores.file.platform import Platform
+    from penstock.stores.file.sockets import DatagramSockets
 
 FREE_BYTES_MIN = 1 << 30
 SYNC_COUNT = 20
@@ -71,7 +71,7 @@ def examine(
         *findings,
         _guarded("file system", lambda: examine_filesystem(path)),
         _guarded("free space", lambda: examine_space(path)),
-        _guarded("sockets", lambda: examine_sockets(runtime_directory, platform, sockets or UnixDatagramSockets())),
+        _guarded("sockets", lambda: examine_sockets(runtime_directory, platform, sockets or platform.sockets)),
         examine_clock(platform),
         examine_descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         examine_sqlite(sqlite3.sqlite_version_info, sqlite3.threadsafety),

@@ -25,22 +25,22 @@ import hashlib
 import logging
 import math
 import os
-import socket
 import stat
 import struct
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.errors import StoreClosed
 from penstock.rows import Partition
-from penstock.stores.file.platform import DIRECTORY_MODE, FILE_MODE
+from penstock.stores.file.platform import DIRECTORY_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.stores.file.platform import Platform
+    from penstock.stores.file.sockets import DatagramSocket, DatagramSockets
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,6 @@ LOOK_SECONDS = 0.2
 """How often a sender looks for new listeners."""
 LISTENERS_MAX = 256
 """How many processes are told; those beyond have their heartbeats."""
-RECEIVE_SECONDS = 1.0
-"""How long a receiver waits at most before it looks whether it should end: its alarm may have been lost."""
 CLOSE_SECONDS = 5.0
 """How long `close` waits for a callback to return."""
 
@@ -58,74 +56,6 @@ _MAGIC = b"PSNH"
 _VERSION = 1
 _SUFFIX = ".sock"
 _FULL = {errno.EAGAIN, errno.ENOBUFS}
-
-
-# --- sockets ----------------------------------------------------------------------------------
-
-
-class DatagramSocket(Protocol):
-    """One datagram socket. Errors are `OSError`, as the system gives them."""
-
-    def send(self, data: bytes, path: Path) -> None:
-        """Send to the socket of this path, without waiting."""
-
-    def receive(self) -> bytes | None:
-        """Return the next datagram, or None if none came within `RECEIVE_SECONDS`."""
-
-    def close(self) -> None:
-        """Close it; the path of a receiver stays."""
-
-
-class DatagramSockets(Protocol):
-    """What makes them."""
-
-    def sender(self) -> DatagramSocket:
-        """Return a socket without a name, to send from."""
-
-    def receiver(self, path: Path) -> DatagramSocket:
-        """Return a socket that receives what is sent to this path, which must be free."""
-
-
-class UnixDatagramSocket:
-    """A socket of this machine."""
-
-    def __init__(self, timeout_seconds: float) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.settimeout(timeout_seconds)
-
-    def bind(self, path: Path) -> None:
-        """Take a name; only this user may send to it."""
-        self._socket.bind(os.fspath(path))
-        path.chmod(FILE_MODE)
-
-    def send(self, data: bytes, path: Path) -> None:
-        self._socket.sendto(data, os.fspath(path))
-
-    def receive(self) -> bytes | None:
-        try:
-            # One byte more than a hint has, so that what is longer does not look like one.
-            return self._socket.recv(_DATAGRAM.size + 1)
-        except TimeoutError:
-            return None
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-class UnixDatagramSockets:
-    """The sockets of this machine."""
-
-    def sender(self) -> UnixDatagramSocket:
-        return UnixDatagramSocket(0.0)
-
-    def receiver(self, path: Path) -> UnixDatagramSocket:
-        made = UnixDatagramSocket(RECEIVE_SECONDS)
-        try:
-            made.bind(path)
-        except BaseException:
-            made.close()
-            raise
-        return made
 
 
 def find_runtime_directory(chosen: Path | None, *, system: Path, temporary: Path, user: int) -> Path | None:
@@ -183,7 +113,7 @@ class FileNotifier:
         self._own = Path(name) if directory is None else directory / name
         self._is_alive = is_alive
         self._platform = platform
-        self._sockets = sockets or UnixDatagramSockets()
+        self._sockets = sockets or platform.sockets
         self._process = os.getpid()
         self._closed = False
         self._sends = directory is not None

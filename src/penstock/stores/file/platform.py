@@ -1,4 +1,4 @@
-"""What the file store asks of the machine, as arguments: files, record locks, threads, chance, databases.
+"""What the file store asks of the machine, as arguments: files, locks, threads, chance, databases, sockets.
 
 Nothing else in this package opens a file, starts a thread or draws a random number. So a test can put a fault into
 any single operation, and a simulator can run the very code that runs in production.
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.clock import Clock, SystemClock
+from penstock.stores.file.sockets import DatagramSockets, UnixDatagramSockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -311,3 +312,4 @@ class Platform:
     record_locks: Callable[[Path], RecordLocks] = system_record_locks
     """Returns the same object for the same file within a process."""
     connect: Callable[[Path], sqlite3.Connection] = connect_sqlite
+    sockets: DatagramSockets = field(default_factory=UnixDatagramSockets)

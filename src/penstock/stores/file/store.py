@@ -1,15 +1,13 @@
 """FileStore: the `Store` behind `file:`, put together.
 
-Any number of processes, and of openings within one, may share a directory. Each is a *member*: it holds a lock on a
-byte of its own for as long as it lives, so that the others see its death at once; a small file in `members/` says who
-it is. A process that forks must not use the store in the child: it says so, and the child opens its own.
+Any number of processes, and of openings within one, may share a directory. A process that forks must not use the store
+in the child: it says so there, and the child opens its own.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 import weakref
 from pathlib import Path
@@ -26,6 +24,7 @@ from penstock.stores.file.filesystem import check_filesystem
 from penstock.stores.file.gate import TOPICS_GATE, Gates, shared_gates
 from penstock.stores.file.keeper import Keeper
 from penstock.stores.file.log import FileLog
+from penstock.stores.file.members import Member
 from penstock.stores.file.notifier import FileNotifier, find_runtime_directory
 from penstock.stores.file.platform import Platform
 from penstock.stores.file.state.cursors import FileCursors
@@ -52,13 +51,10 @@ FORMAT: Final = 1
 MARKER_FILE: Final = "penstock.json"
 LOCK_FILE: Final = "locks"
 
-_own_members: set[tuple[str, int]] = set()
-"""The members of this process, by store: the system does not tell a process of its own locks."""
 _open_stores: weakref.WeakSet[FileStore] = weakref.WeakSet()
 
 
 def _abandon_after_fork() -> None:
-    _own_members.clear()
     for store in list(_open_stores):
         store.abandon()
     _open_stores.clear()
@@ -94,12 +90,11 @@ class FileStore:
         self.url = f"file:{root}"
         self.capabilities = Capabilities(durable=True, shared=True, blocking=True)
         self._gates, self.store_id = open_directory(self._root, self._settings, self._platform)
-        self._member = int.from_bytes(self._platform.random(4), "big")
-        self._enter()
+        self._member = Member(self._root, self.store_id, self._gates, self._platform)
         try:
             self._assemble(outbox)
         except BaseException:
-            self._leave()
+            self._member.leave()
             raise
         _open_stores.add(self)
 
@@ -107,14 +102,14 @@ class FileStore:
         platform, settings = self._platform, self._settings
         self.notifier = FileNotifier(
             store_id=self.store_id,
-            member=self._member,
+            member=self._member.number,
             directory=find_runtime_directory(
                 None if settings.runtime_directory == "auto" else Path(settings.runtime_directory),
                 system=Path("/run/user"),
                 temporary=Path(tempfile.gettempdir()),
                 user=os.geteuid(),
             ),
-            is_alive=self._is_alive,
+            is_alive=self._member.is_alive,
             platform=platform,
         )
         self._databases = open_databases(
@@ -136,34 +131,14 @@ class FileStore:
             control, payloads, self._witnesses, view, platform.clock, parked_rows_max=settings.parked_rows_max
         )
         self.parked = FileParkedRows(control, payloads, view)
-        self.leases = FileLeases(self._databases, view, platform, member=self._member, is_alive=self._is_alive)
+        self.leases = FileLeases(
+            self._databases, view, platform, member=self._member.number, is_alive=self._member.is_alive
+        )
         self.schedule = FileSchedule(self._databases, view, scheduled_rows_max=settings.scheduled_rows_max)
         self.manifests = FileManifests(control, view)
         self.outbox: Outbox | None = None if outbox is None else _StoreOutbox(outbox, control)
         self.log.tidy()
         self._keeper = Keeper(self.log, settings, platform, payloads.sweep)
-
-    # --- members --------------------------------------------------------------------------------
-
-    def _enter(self) -> None:
-        self._gates.enter(self._member)
-        _own_members.add((self.store_id, self._member))
-        told = {"process": os.getpid(), "program": Path(sys.argv[0]).name, "opened_at": self._platform.clock.time_us()}
-        members = self._root / "members"
-        self._platform.disk.make_directory(members)
-        replace_file(self._platform, members / f"{self._member}.json", msgspec.json.encode(told))
-        for name in self._platform.disk.names(members):
-            number = name.removesuffix(".json")
-            if number.isdigit() and not self._is_alive(int(number)):
-                (members / name).unlink(missing_ok=True)
-
-    def _leave(self) -> None:
-        (self._root / "members" / f"{self._member}.json").unlink(missing_ok=True)
-        _own_members.discard((self.store_id, self._member))
-        self._gates.leave(self._member)
-
-    def _is_alive(self, member: int) -> bool:
-        return (self.store_id, member) in _own_members or self._gates.is_alive(member)
 
     # --- the whole ------------------------------------------------------------------------------
 
@@ -194,7 +169,7 @@ class FileStore:
         self._databases.close()
         if isinstance(self.outbox, SqliteOutbox):
             self.outbox.close()
-        self._leave()
+        self._member.leave()
 
 
 class _StoreOutbox(SqliteOutbox):
