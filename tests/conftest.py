@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from datetime import timedelta
@@ -26,6 +27,10 @@ settings.register_profile("default", max_examples=100, deadline=None, derandomiz
 settings.register_profile("campaign", max_examples=5_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("debug", max_examples=20, deadline=timedelta(seconds=5))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+# A shell starts background jobs with interrupts ignored, and programs inherit that; the tests of interrupts would be void.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
