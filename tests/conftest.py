@@ -29,7 +29,7 @@ settings.register_profile("debug", max_examples=20, deadline=timedelta(seconds=5
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-# A shell starts background jobs with interrupts ignored, and programs inherit that; the tests of interrupts would be void.
+# A shell starts background jobs with interrupts ignored, and programs inherit that; tests of interrupts would be void.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
