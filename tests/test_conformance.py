@@ -227,6 +227,12 @@ def total_bytes(found: list[Any]) -> int:
     return sum(int(batch.sizes.sum()) for batch in found)
 
 
+@planted("log.create_topic", "test_another_retention_or_compression_is_no_mismatch_and_the_topics_from_then_on")
+def a_changed_retention_is_not_kept(store: MemoryStore, right: Any, name: str, settings: Any) -> Any:
+    found = [info for info in store.log.topics() if info.name == name]
+    return right(name, msgspec.structs.replace(settings, retention=found[0].settings.retention) if found else settings)
+
+
 @planted("log.create_topic", "test_a_topic_that_exists_with_other_settings_is_a_mismatch")
 def other_settings_are_ignored(store: MemoryStore, right: Any, name: str, settings: Any) -> Any:
     try:

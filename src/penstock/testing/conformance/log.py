@@ -14,7 +14,7 @@ from penstock.clock import VirtualClock
 from penstock.errors import BeyondEnd, TopicMismatch, UsageError
 from penstock.offsets import Range
 from penstock.ports import Store
-from penstock.rows import Appended, Partition, TopicInfo, TopicSettings
+from penstock.rows import Appended, Partition, Retention, TopicInfo, TopicSettings
 from penstock.testing.conformance.builders import (
     OTHER_PRODUCER,
     PLENTY,
@@ -54,10 +54,22 @@ class LogConformance(StoreOpening):
             TopicSettings(partitions=3),
             TopicSettings(partitions=2, content_type="text/plain"),
             TopicSettings(partitions=2, source="elsewhere"),
+            TopicSettings(partitions=2, durability="os"),
         ):
             with pytest.raises(TopicMismatch):
                 store.log.create_topic("orders", settings)
         assert store.log.topics() == [topic]
+
+    def test_another_retention_or_compression_is_no_mismatch_and_the_topics_from_then_on(
+        self, store: Store, topic: TopicInfo, partition: Partition
+    ) -> None:
+        fill(store, partition, 2)
+        settings = TopicSettings(partitions=2, compression="zstd", retention=Retention(age_seconds=60.0, bytes_max=1))
+        changed = store.log.create_topic(topic.name, settings)
+        assert (changed.log_id, changed.created_at, changed.settings) == (topic.log_id, topic.created_at, settings)
+        assert store.log.topics() == [changed]
+        append(store, partition, a_part(b"z" * 10_000))
+        assert payloads(store, partition) == [b"0", b"1", b"z" * 10_000]
 
     def test_topics_are_listed_by_name_internal_ones_included(self, store: Store) -> None:
         for name in ("payments", "_deliveries", "orders"):
