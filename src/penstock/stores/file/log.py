@@ -231,9 +231,9 @@ class FileLog:
 
         def work(reader: PartitionReader, tail: Tail, end: int) -> list[Batch | Gap]:
             if start < tail.first:
-                raise Trimmed.at(partition, start, tail.first, end)
+                raise Trimmed.at(reader.where, start, tail.first, end)
             if start > end:
-                raise BeyondEnd.at(partition, start, tail.first, end)
+                raise BeyondEnd.at(reader.where, start, tail.first, end)
             return reader.read(start, end, bytes_max, events_max)
 
         return self._reading(self.handle(partition), work)
@@ -287,12 +287,14 @@ class FileLog:
         tail = self.tail(handle)
         end = handle.readable_end(tail)
         if before > end:
-            raise BeyondEnd.at(partition, before, tail.first, end)
+            raise BeyondEnd.at(handle.files, before, tail.first, end)
         if not force:
             protection = self._progress.protection(partition, tail.first)
             if protection is not None and protection[1] < before:
                 name, passed = protection
-                raise TrimRefused(f"{partition}: subscription {name!r} has only passed offset {passed}, not {before}")
+                raise TrimRefused(
+                    f"{handle.files}: subscription {name!r} has only passed offset {passed}, not {before}"
+                )
         return handle.writer.trim(before) if before > tail.first else tail.first
 
     def retain(self) -> None:

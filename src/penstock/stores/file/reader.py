@@ -56,7 +56,7 @@ class PartitionReader:
         self._disk = disk
         self._directory = directory
         self._number = number
-        self._where = f"{topic.name}/{number}"
+        self.where = f"{topic.name}/{number}"
         self._place = Place(
             topic=topic.name,
             partition=number,
