@@ -10,6 +10,7 @@ Everything here changes the disk, and is called under the partition's turn. The 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import google_crc32c
@@ -62,6 +63,16 @@ class PartitionFiles:
     def names(self) -> list[SegmentName]:
         """Return the segments by base; of two with one base only the later."""
         return sorted({name.base: name for name in segment_names(self.disk, self.directory)}.values())
+
+    def sizes(self) -> dict[SegmentName, int]:
+        """Return the segments by base with the lengths of their files."""
+        found = {}
+        for name in self.names():
+            with suppress(FileNotFoundError):  # retention may remove one meanwhile
+                descriptor = self.disk.open(self.directory / str(name), write=False)
+                found[name] = self.disk.size(descriptor)
+                self.disk.close(descriptor)
+        return found
 
     def open(self, name: SegmentName) -> SegmentFile:
         """Open a segment for reading and writing."""

@@ -97,7 +97,7 @@ def verify(
         for entry in entries
         for number in range(entry.topic.settings.partitions)
     ]
-    counter = _Counter(sum(_bytes(files) for files in every), progress)
+    counter = _Counter(sum(sum(files.sizes().values()) for files in every), progress)
     reports = {str(files): verify_partition(files, tails.read(files.slot), counter.add) for files in every}
     found = [
         TopicReport(
@@ -131,15 +131,6 @@ class _Counter:
     def add(self, count: int) -> None:
         self._done += count
         self._progress(min(self._done, self._total), self._total)
-
-
-def _bytes(files: PartitionFiles) -> int:
-    total = 0
-    for name in files.names():
-        descriptor = files.disk.open(files.directory / str(name), write=False)
-        total += files.disk.size(descriptor)
-        files.disk.close(descriptor)
-    return total
 
 
 # --- one partition ------------------------------------------------------------------------------
@@ -200,7 +191,7 @@ def verify_partition(
 
 def open_segments(files: PartitionFiles, first: int) -> Opened:
     """Open every segment that can be; of two with one base the later counts."""
-    found = Opened([], [], [])
+    found, sizes = Opened([], [], []), files.sizes()
     everything = segment_names(files.disk, files.directory)
     names = files.names()
     found.leftovers.extend(str(files.directory / str(name)) for name in everything if name not in names)
@@ -211,7 +202,7 @@ def open_segments(files: PartitionFiles, first: int) -> Opened:
             file = SegmentFile(files.disk, path, name)
         except (Blank, Broken) as error:
             detail = str(error) or "the file is empty"
-            found.damages.append(Damage(CORRUPT, str(path), 0, _size(files, name), name.base, stop, detail))
+            found.damages.append(Damage(CORRUPT, str(path), 0, sizes.get(name, 0), name.base, stop, detail))
             continue
         facts = file.facts
         if (facts.topic.log_id, facts.partition) != (files.topic.log_id, files.number):
@@ -223,14 +214,6 @@ def open_segments(files: PartitionFiles, first: int) -> Opened:
             continue
         found.files.append(file)
     return found
-
-
-def _size(files: PartitionFiles, name: SegmentName) -> int:
-    descriptor = files.disk.open(files.directory / str(name), write=False)
-    try:
-        return files.disk.size(descriptor)
-    finally:
-        files.disk.close(descriptor)
 
 
 def _is_explained(damages: list[Damage], start: int, stop: int) -> bool:

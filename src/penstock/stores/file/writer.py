@@ -482,20 +482,6 @@ class PartitionWriter:
             )
             self._known, self._file = False, None
 
-    def segments(self) -> list[tuple[SegmentName, int]]:
-        """Return the segments with their sizes, the active one last."""
-        found = []
-        for name in self._files.names():
-            try:
-                descriptor = self._files.disk.open(self._files.directory / str(name), write=False)
-            except FileNotFoundError:
-                continue
-            try:
-                found.append((name, self._files.disk.size(descriptor)))
-            finally:
-                self._files.disk.close(descriptor)
-        return found
-
 
 def _refused(what: str, error: OSError) -> PenstockError:
     if error.errno in _NO_SPACE:
