@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from penstock.errors import SinkConflict, UsageError
@@ -31,7 +32,8 @@ SELECT number, sink, query, batch, body, done, crc FROM manifests WHERE done = 0
 ORDER BY number LIMIT ?
 """
 INSERT_MANIFEST = "INSERT INTO manifests VALUES (?, ?, ?, ?, ?, ?, ?)"
-UPDATE_DONE = "UPDATE manifests SET done = ?6, crc = ?7 WHERE number = ?1"
+UPDATE_DONE = "UPDATE manifests SET done = ?, crc = ? WHERE number = ?"
+_of_done = itemgetter(5, 6, 0)
 
 ROWS_AT_A_TIME = 200
 
@@ -69,7 +71,7 @@ class FileManifests:
             if values is None:
                 raise UsageError(f"sink {sink!r}, query {query}, batch {batch} was never prepared")
             if not values[5]:
-                connection.execute(UPDATE_DONE, MANIFESTS.seal((*values[:5], 1)))
+                connection.execute(UPDATE_DONE, _of_done(MANIFESTS.seal((*values[:5], 1))))
 
         self._control.write(work)
 

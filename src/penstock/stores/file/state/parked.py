@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from penstock.rows import Parked, ParkedFilter, ParkedState, Shard
@@ -40,9 +41,10 @@ SELECT_DUE = f"{MATCHING} AND state = 'waiting' AND due_at <= :now " + (
     "ORDER BY due_at, partition, offset LIMIT :limit"
 )
 UPDATE_PARKED = """
-UPDATE parked SET state = ?6, due_at = ?8, attempts = ?9, replay = ?10, job = ?15, crc = ?18
-WHERE log_id = ?1 AND subscription = ?2 AND partition = ?3 AND offset = ?4
+UPDATE parked SET state = ?, due_at = ?, attempts = ?, replay = ?, job = ?, crc = ?
+WHERE log_id = ? AND subscription = ? AND partition = ? AND offset = ?
 """
+_of_update = itemgetter(5, 7, 8, 9, 14, 17, 0, 1, 2, 3)
 DELETE_PARKED = "DELETE FROM parked WHERE log_id = ? AND subscription = ? AND partition = ? AND offset = ?"
 
 ROWS_AT_A_TIME = 5_000
@@ -177,7 +179,7 @@ class FileParkedRows:
                 new = [values for values in map(change, rows) if values is not None]
                 if limit is not None:
                     new = new[: max(limit - changed, 0)]
-                connection.executemany(UPDATE_PARKED, [PARKED.seal(values) for values in new])
+                connection.executemany(UPDATE_PARKED, [_of_update(PARKED.seal(values)) for values in new])
                 changed += len(new)
                 if limit is not None and changed >= limit:
                     break

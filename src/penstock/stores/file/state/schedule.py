@@ -6,6 +6,7 @@ can always tell a repeat from news.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from penstock.errors import TopicDeleted
@@ -38,7 +39,8 @@ SELECT_DUE = """
 SELECT id, log_id, partition, due_at, producer, sequence, event, crc FROM schedule
 WHERE due_at <= ? ORDER BY due_at, id LIMIT ?
 """
-UPDATE_CLAIMED = "UPDATE schedule SET producer = ?5, sequence = ?6, crc = ?8 WHERE id = ?1"
+UPDATE_CLAIMED = "UPDATE schedule SET producer = ?, sequence = ?, crc = ? WHERE id = ?"
+_of_claimed = itemgetter(4, 5, 7, 0)
 DELETE_UNCLAIMED = "DELETE FROM schedule WHERE id = ? AND sequence IS NULL"
 DELETE_CLAIMED = "DELETE FROM schedule WHERE id = ? AND sequence IS NOT NULL"
 SELECT_SEQUENCE = "SELECT log_id, partition, next, crc FROM sequences WHERE log_id = ? AND partition = ?"
@@ -117,7 +119,7 @@ class FileSchedule:
                     sequence = following[key] if key in following else _next_sequence(connection, *key)
                     following[key] = sequence + 1
                     values = (*values[:4], self._producer, sequence, values[6])  # noqa: PLW2901
-                    connection.execute(UPDATE_CLAIMED, SCHEDULE.seal(values))
+                    connection.execute(UPDATE_CLAIMED, _of_claimed(SCHEDULE.seal(values)))
                 claimed.append(values)
             connection.executemany(REPLACE_SEQUENCE, [SEQUENCES.seal((*key, end)) for key, end in following.items()])
             return claimed

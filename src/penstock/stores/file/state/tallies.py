@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import StoreFull
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from penstock.stores.file.state.sealing import Table
 
 SELECT_TALLY = "SELECT name, rows, last, crc FROM tallies WHERE name = ?"
-UPDATE_TALLY = "UPDATE tallies SET rows = ?2, last = ?3, crc = ?4 WHERE name = ?1"
+UPDATE_TALLY = "UPDATE tallies SET rows = ?, last = ?, crc = ? WHERE name = ?"
+_of_tally = itemgetter(1, 2, 3, 0)
 
 OTHER_ROWS_MAX = 1_000_000
 """The limit of tables that have no setting of their own."""
@@ -38,7 +40,7 @@ def read_tally(connection: sqlite3.Connection, table: Table) -> Tally:
 
 def write_tally(connection: sqlite3.Connection, table: Table, tally: Tally) -> None:
     """Replace a table's tally."""
-    connection.execute(UPDATE_TALLY, TALLY_ROWS[table.file].seal((table.name, *tally)))
+    connection.execute(UPDATE_TALLY, _of_tally(TALLY_ROWS[table.file].seal((table.name, *tally))))
 
 
 def change_rows(connection: sqlite3.Connection, table: Table, added: int) -> None:

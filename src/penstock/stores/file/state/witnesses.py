@@ -56,8 +56,8 @@ WHERE log_id = ? AND subscription = ?
 """
 DELETE_PARKED = "DELETE FROM parked WHERE log_id = ? AND subscription = ?"
 SELECT_PAIRS = """
-SELECT log_id, name FROM subscriptions WHERE log_id = ?1 UNION SELECT log_id, subscription FROM cursors
-WHERE log_id = ?1 UNION SELECT log_id, subscription FROM parked WHERE log_id = ?1
+SELECT log_id, name FROM subscriptions WHERE log_id = ? UNION SELECT log_id, subscription FROM cursors
+WHERE log_id = ? UNION SELECT log_id, subscription FROM parked WHERE log_id = ?
 """
 SELECT_LOG_IDS = """
 SELECT log_id FROM subscriptions UNION SELECT log_id FROM cursors UNION SELECT log_id FROM parked
@@ -215,7 +215,7 @@ class Witnesses:
 
         def work(connection: sqlite3.Connection) -> int:
             ends = [0]
-            for log_id, name in connection.execute(SELECT_PAIRS, (partition.log_id,)).fetchall():
+            for log_id, name in connection.execute(SELECT_PAIRS, [partition.log_id] * 3).fetchall():
                 rows = read_cursors(connection, log_id, name)
                 ends += [values[4] for values in rows if values[3] == partition.number]
                 last = connection.execute(SELECT_LAST_PARKED, (log_id, name, partition.number)).fetchone()
@@ -252,7 +252,7 @@ class Witnesses:
         """Remove everything that is kept for a log."""
 
         def work(connection: sqlite3.Connection) -> None:
-            for _, name in connection.execute(SELECT_PAIRS, (log_id,)).fetchall():
+            for _, name in connection.execute(SELECT_PAIRS, [log_id] * 3).fetchall():
                 self.forget_subscription(connection, log_id, name)
             change_rows(connection, SCHEDULE, -connection.execute(DELETE_SCHEDULED, (log_id,)).rowcount)
             change_rows(connection, SEQUENCES, -connection.execute(DELETE_SEQUENCES, (log_id,)).rowcount)
