@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.clock import VirtualClock
 from penstock.errors import Corruption, IntegrityError, StateMissing
 from penstock.offsets import Gap, Range
 from penstock.rows import TopicSettings
@@ -250,6 +251,52 @@ def test_lost_cursors_are_reported_and_never_invented(tmp_path: Path) -> None:
     with closing(opened(root)) as store:
         assert store.cursors.subscriptions() == []
         assert store.log.bounds(topic.partitions[0]) == Range(0, 3)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_times_are_found_across_a_segment_that_was_declared_lost(tmp_path: Path, index: int) -> None:
+    root, clock = tmp_path / "data", VirtualClock()
+    times = []
+    with closing(FileStore(root, settings=SETTINGS, platform=Platform(clock=clock))) as store:
+        partition = store.log.create_topic("orders", TopicSettings()).partitions[0]
+        for number in range(EVENTS):
+            clock.advance(1)
+            times.append(clock.time_us())
+            append(store, partition, a_part(b"%d" % number, first=number))
+    directory = root / "topics" / partition.log_id / "0"
+    gone, following = segment_names(Platform().disk, directory)[index : index + 2]
+    (directory / str(gone)).unlink()
+    platform = Platform(clock=clock)
+    apply(root, platform, plan(root, platform))
+    with closing(FileStore(root, settings=SETTINGS, platform=platform)) as store:
+        for offset, time_us in enumerate(times):
+            found = store.log.find_time(partition, time_us)
+            if gone.base <= offset < following.base:  # nothing of it is there; what comes next must not be missed
+                assert found <= following.base
+            else:
+                assert found == offset
+
+
+def test_an_unreadable_first_block_of_the_active_segment_loses_what_it_held(kept: Kept) -> None:
+    name = kept.names[-1]
+    kept.change(name, FRONT_BYTES + 10)
+    with closing(opened(kept.root)) as store, pytest.raises(Corruption):
+        append(store, kept.partition, a_part(b"no"))
+    assert [damage.start for damage in kept.verify().damages] == [name.base]
+    check_repaired(kept, name.base, EVENTS)
+
+
+def test_a_damaged_topic_file_is_written_anew_from_a_segment(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    path = kept.directory.parent / "topic.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:40])
+    for _ in range(2):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), closing(opened(kept.root)) as store:
+            assert store.log.topics() == [kept.topic]
+            assert kept.content(store) == EXPECTED
+    assert "cannot be read" not in caplog.text  # only once, since it is whole again
+    assert path.read_bytes() == whole
 
 
 def test_a_lost_topic_file_is_written_anew_from_a_segment(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.clock import VirtualClock
-from penstock.errors import Trimmed
+from penstock.errors import StoreError, Trimmed
 from penstock.offsets import Range
 from penstock.rows import Partition, Retention, TopicInfo, TopicSettings
 from penstock.settings import FileSettings
@@ -156,3 +156,21 @@ def test_the_keeper_marks_silent_partitions_and_looks_at_retention(
     clock.advance(3 * DAY)
     store._keeper.step()
     assert bounds(store, topic) == Range(3, 3)
+
+
+def test_a_partition_that_cannot_be_trimmed_keeps_no_other_from_it(
+    store: FileStore, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = store.log.create_topic("orders", TopicSettings(partitions=2, retention=Retention(age_seconds=DAY)))
+    for partition in topic.partitions:
+        fill(store, partition, 5)
+    clock.advance(2 * DAY)
+
+    def refuse(_: int) -> int:
+        raise StoreError("it cannot be trimmed")
+
+    monkeypatch.setattr(store.log.handle(topic.partitions[0]).writer, "trim", refuse)
+    with caplog.at_level(logging.WARNING):
+        store.log.retain()
+    assert [store.log.bounds(partition).start for partition in topic.partitions] == [0, 5]
+    assert "it cannot be trimmed" in caplog.text

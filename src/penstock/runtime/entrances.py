@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -189,7 +190,7 @@ class Tenure:
 # --- the loop ---------------------------------------------------------------------------------
 
 
-class Loop:
+class Loop(ABC):
     """A task that makes one round after another until it is stopped, and outlives whatever goes wrong in them.
 
     A round is never cut off in the middle by `stop`: it ends first, so that nothing is in flight when the lease is
@@ -208,13 +209,15 @@ class Loop:
         self._failures = 0
         self._trouble = ""
 
+    @abstractmethod
     async def _round(self) -> float:
         """Do what can be done now, and return after how many seconds to look again."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _ended(self) -> None:
         """Give up what the rounds have held."""
 
+    @abstractmethod
     def _fenced(self) -> None:
         """Forget what a newer holder of the lease has taken over."""
 

@@ -56,4 +56,4 @@ class Keeper:
                 self._log.retain()
                 self._sweep()
         except (PenstockError, OSError) as error:
-            logger.warning("the keeper of %s will try again: %s", self._log, error)
+            logger.warning("the keeper will try again: %s", error)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import BeyondEnd, TopicDeleted, Trimmed, TrimRefused, UsageError, WriterStalled
+from penstock.errors import BeyondEnd, PenstockError, TopicDeleted, Trimmed, TrimRefused, UsageError, WriterStalled
 from penstock.offsets import Range
-from penstock.rows import Partition
+from penstock.rows import Partition, Retention
 from penstock.stores.file.gate import PARTITIONS_GATE, TOPICS_GATE
 from penstock.stores.file.reader import PartitionReader
 from penstock.stores.file.recovery import is_believed
@@ -300,10 +300,13 @@ class FileLog:
     def retain(self) -> None:
         """Remove what the retention of each topic lets go."""
         for entry in self.topic_directory.entries():
-            if entry.topic.settings.retention == type(entry.topic.settings.retention)():
+            if entry.topic.settings.retention == Retention():
                 continue
             for partition in entry.topic.partitions:
-                self._retain_partition(self.handle(partition), partition, entry.topic)
+                try:
+                    self._retain_partition(self.handle(partition), partition, entry.topic)
+                except (PenstockError, OSError) as error:  # which must not keep the others from being looked at
+                    logger.warning("%s/%d: retention will try again: %s", entry.topic.name, partition.number, error)
 
     def _retain_partition(self, handle: Handle, partition: Partition, topic: TopicInfo) -> None:
         tail = self.tail(handle)

@@ -55,7 +55,6 @@ class PartitionReader:
     def __init__(self, disk: Disk, directory: Path, topic: TopicInfo, number: int) -> None:
         self._disk = disk
         self._directory = directory
-        self._number = number
         self.where = f"{topic.name}/{number}"
         self._place = Place(
             topic=topic.name,
@@ -97,10 +96,6 @@ class PartitionReader:
         for gone in self._files.keys() - set(self._names):
             del self._files[gone]
         self._hints.clear()
-
-    def names(self) -> list[SegmentName]:
-        """Return the segments, by their base."""
-        return self._names
 
     def file(self, name: SegmentName) -> SegmentFile:
         """Return an open segment."""
@@ -296,13 +291,12 @@ class PartitionReader:
         file = self.file(name)
         self._extend_index(file, stop - 1, stop)
         position = file.index.find_time(time_us)
-        latest = file.facts.max_time
         if position is not None:
             try:
                 for header, _ in file.headers(position, file.index.position):
-                    latest = max(latest, header.last_time) if header.kind == Kind.DATA else latest
                     if header.kind == Kind.DATA and header.last_time >= time_us:
                         return max(first, min(header.offset, end))
+                    position = header.end_position
             except (Blank, Broken) as error:
                 damage = self._damage(file, position, name.base, stop, error)
                 raise damage.error() from None

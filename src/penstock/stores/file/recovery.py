@@ -49,8 +49,6 @@ class Recovered(NamedTuple):
     """How a partition's log ends."""
 
     tail: Tail
-    file: SegmentFile | None
-    """The active segment; None before the first append, or when it cannot be used."""
     damages: tuple[Damage, ...] = ()
     """What must be repaired before anything is written."""
 
@@ -101,8 +99,8 @@ def recover(files: PartitionFiles, old: Tail | None, witness: int) -> Recovered:
             damages = (Damage(MISSING, str(files.directory), 0, 0, first, witness, "there is no segment at all"),)
         if damages:
             end = max(witness, first)
-            return Recovered(base._replace(state=State.DAMAGED, end=end, durable_end=end), None, damages)
-        return Recovered(base, None)
+            return Recovered(base._replace(state=State.DAMAGED, end=end, durable_end=end), damages)
+        return Recovered(base)
     walked = walk(file)
     # Damage that concerns no offset (a marker, the filling behind a block) is for `verify` to report.
     damages = tuple(damage for damage in walked.damages if damage.kind == CORRUPT and damage.start != damage.stop)
@@ -112,12 +110,12 @@ def recover(files: PartitionFiles, old: Tail | None, witness: int) -> Recovered:
     if damages:
         for damage in damages:
             logger.error("%s is read-only until it is repaired: %s", files, damage.error())
-        return Recovered(tail._replace(state=State.DAMAGED, end=max(tail.end, witness)), file, damages)
+        return Recovered(tail._replace(state=State.DAMAGED, end=max(tail.end, witness)), damages)
     # What can be read now was read from the medium, but only a sync tells that all of it is.
     files.disk.sync(file.descriptor)
     if tail.end < witness:
         tail = _declare_lost(files, file, tail, witness)
-    return Recovered(tail, file)
+    return Recovered(tail)
 
 
 def _active_segment(files: PartitionFiles, witness: int) -> tuple[SegmentFile | None, tuple[Damage, ...]]:
@@ -232,8 +230,8 @@ def _declare_lost(files: PartitionFiles, file: SegmentFile, tail: Tail, witness:
 # --- a sync has failed --------------------------------------------------------------------------
 
 
-def heal(files: PartitionFiles, tail: Tail) -> Recovered:
-    """End the active segment where it was durable, and copy what is valid behind that into a new one."""
+def heal(files: PartitionFiles, tail: Tail) -> Tail:
+    """End the active segment where it was durable, copy what is valid behind that into a new one; returns its tail."""
     if tail.state == State.POISONED:
         logger.error("%s: a sync has failed; what was not proven durable is copied to a new segment", files)
     else:
@@ -249,7 +247,7 @@ def heal(files: PartitionFiles, tail: Tail) -> Recovered:
         ) from error
 
 
-def _copy_unproven(files: PartitionFiles, tail: Tail) -> Recovered:
+def _copy_unproven(files: PartitionFiles, tail: Tail) -> Tail:
     old = files.open(SegmentName(tail.segment_base, tail.segment_epoch))
     name = SegmentName(tail.durable_end, tail.epoch + 1)
     superseded = name.base == old.name.base
@@ -265,7 +263,7 @@ def _copy_unproven(files: PartitionFiles, tail: Tail) -> Recovered:
     file = files.create_segment(
         name,
         number=tail.durable_number,
-        max_time=tail.max_time,
+        max_time=latest_time(old, tail.durable_position),
         producers=producers_up_to(old, tail.durable_position),
         predecessor=old.facts.predecessor if superseded else predecessor,
         blocks=copied.encode,
@@ -293,7 +291,7 @@ def _copy_unproven(files: PartitionFiles, tail: Tail) -> Recovered:
         logger.warning(
             "%s: %s could not be cut to its durable part: %s; readers stop there anyway", files, old.name, error
         )
-    return Recovered(healed, file)
+    return healed
 
 
 def _supersedes(name: SegmentName, other: SegmentName) -> bool:
@@ -306,6 +304,12 @@ def producers_up_to(file: SegmentFile, position: int) -> ProducerTable:
     for header, runs in file.headers(file.first.end_position, position):
         remember(producers, header, runs)
     return producers
+
+
+def latest_time(file: SegmentFile, position: int) -> int:
+    """Return the latest append time in a segment up to a position, and before the segment."""
+    times = [header.last_time for header, _ in file.headers(file.first.end_position, position) if header.span]
+    return max([file.facts.max_time, *times])
 
 
 def remember(producers: ProducerTable, header: Header, runs: Sequence[Run]) -> None:

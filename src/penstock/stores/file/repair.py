@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -181,6 +181,17 @@ def repair_partition(files: PartitionFiles, tails: Tails) -> list[str]:
     return _Repair(files, tails, tail, report).run()
 
 
+class _Hole(NamedTuple):
+    """Offsets that no segment holds."""
+
+    start: int
+    stop: int
+    number: int
+    """Of the block that takes their place."""
+    latest_time: int
+    """Of what is before them; what segments say of it never goes back, or a time would not be found."""
+
+
 class _Repair:
     """The repair of one partition."""
 
@@ -259,30 +270,30 @@ class _Repair:
 
     def _fill_holes(self) -> None:
         """Put a segment with a gap wherever one is missing."""
-        end, producers, number, before = self._report.first, ProducerTable(), 0, None
+        end, producers, number, before, latest = self._report.first, ProducerTable(), 0, None, 0
         for name in self._files.names():
             file = self._files.open(name)
             if name.base > end:
-                self._declare(end, name.base, file.producers(), file.first.number - 2, file.facts.predecessor)
+                hole = _Hole(end, name.base, file.first.number - 2, latest)
+                self._declare(hole, file.producers(), file.facts.predecessor)
             walked = walk(file)
-            end, number = walked.end, walked.number
+            end, number, latest = walked.end, walked.number, walked.max_time
             before = Predecessor(name.base, name.epoch, walked.position, walked.end, walked.number)
             producers = file.producers()
         goal = max((damage.stop or 0 for damage in self._report.damages if damage.kind != TORN), default=0)
         if end < goal:
-            self._declare(end, goal, producers, number, before)
+            self._declare(_Hole(end, goal, number, latest), producers, before)
 
-    def _declare(
-        self, start: int, stop: int, producers: ProducerTable, number: int, before: Predecessor | None
-    ) -> None:
-        blocks = Blocks(offset=start, number=max(number, 0) + 1, epoch=self._epoch)
-        blocks.declare_lost(stop, REASON, self._files.platform.clock.time_us())
+    def _declare(self, hole: _Hole, producers: ProducerTable, before: Predecessor | None) -> None:
+        number = max(hole.number, 0)
+        blocks = Blocks(offset=hole.start, number=number + 1, epoch=self._epoch)
+        blocks.declare_lost(hole.stop, REASON, self._files.platform.clock.time_us())
         self._files.create_segment(
-            SegmentName(start, self._epoch),
-            number=max(number, 0),
-            max_time=0,
+            SegmentName(hole.start, self._epoch),
+            number=number,
+            max_time=hole.latest_time,
             producers=producers,
-            predecessor=before if before is not None and before.end_offset <= start else None,
+            predecessor=before if before is not None and before.end_offset <= hole.start else None,
             blocks=blocks.encode,
         )
 

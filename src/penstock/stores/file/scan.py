@@ -61,8 +61,6 @@ class Walked(NamedTuple):
     end: int
     """The offset of the next event."""
     epoch: int
-    durable_number: int
-    """The best testimony of what is on the medium, by blocks of this segment."""
     max_time: int
     last: Header
     damages: tuple[Damage, ...]
@@ -122,7 +120,6 @@ class _Expected:
         self.number = first.number + 1
         self.end = first.offset
         self.epoch = first.epoch
-        self.durable_number = first.durable_number
         self.max_time = file.facts.max_time
         self.last = first
 
@@ -145,7 +142,6 @@ class _Expected:
         self.number = header.number + 1
         self.end = header.end_offset
         self.epoch = max(self.epoch, header.epoch)
-        self.durable_number = max(self.durable_number, header.durable_number)
         if header.kind == Kind.DATA:
             self.max_time = max(self.max_time, header.last_time)
         self.last = header
@@ -156,7 +152,6 @@ class _Expected:
             number=self.number,
             end=self.end,
             epoch=self.epoch,
-            durable_number=self.durable_number,
             max_time=self.max_time,
             last=self.last,
             damages=damages,

@@ -27,7 +27,6 @@ from penstock.errors import NewerFormat
 from penstock.rows import TopicInfo
 from penstock.stores.file.block import (
     FRONT_BYTES,
-    Blank,
     Broken,
     Header,
     Kind,
@@ -315,6 +314,3 @@ def is_blank_from(file: SegmentFile, position: int, stop: int) -> bool:
             return True
         position += len(data)
     return True
-
-
-__all__ = ["Blank", "Broken", "Facts", "Index", "Predecessor", "SegmentFile", "SegmentName", "segment_names"]

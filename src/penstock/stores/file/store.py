@@ -40,9 +40,8 @@ from penstock.stores.file.state.witnesses import Witnesses
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.offsets import Range
     from penstock.ports import Outbox
-    from penstock.rows import Fence, Partition, Staged
+    from penstock.rows import Fence, Staged
     from penstock.stores.file.state.database import Database
 
 logger = logging.getLogger(__name__)
@@ -152,10 +151,6 @@ class FileStore:
         self._unusable = (
             f"this store was opened by process {self._process}, before a fork: this one opens its own, with"
         )
-
-    def bounds_synced(self, partition: Partition, up_to: int) -> Range:
-        """See `FileLog.bounds_synced`."""
-        return self.log.bounds_synced(partition, up_to)
 
     def close(self) -> None:
         """Give the last blocks their witnesses, and give up files, sockets and threads."""

@@ -26,7 +26,7 @@ from penstock.stores.file.block import Blank, Broken
 from penstock.stores.file.files import PartitionFiles, replace_file
 from penstock.stores.file.recovery import empty_tail
 from penstock.stores.file.segment import SegmentFile, SegmentName, segment_names
-from penstock.stores.file.tail import RECORD_BYTES, Tails, encode_tail
+from penstock.stores.file.tail import Tails, encode_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +113,7 @@ class Topics:
         try:
             return msgspec.json.decode(data, type=Entry)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            logger.error("%s/%s cannot be read: %s; it is written anew from a segment", log_id, name, error)  # noqa: TRY400
+            logger.warning("%s/%s cannot be read: %s; a segment says the same", log_id, name, error)
             return self._rebuild(log_id)
 
     # --- making ---------------------------------------------------------------------------------
@@ -174,7 +174,6 @@ class Topics:
         )
         rest = encode_tail(tail) * (entry.topic.settings.partitions - 1)
         self._tails.write_raw(entry.slot, encode_tail(begun) + rest)
-        assert len(rest) % RECORD_BYTES == 0
 
     def _write(self, entry: Entry) -> None:
         directory = self._directory / entry.topic.log_id
@@ -213,6 +212,9 @@ class Topics:
         """Finish what a crash has left: topics half deleted, and ones whose `topic.json` is lost."""
         for log_id in self._disk.names(self._directory):
             if self._disk.exists(self._directory / log_id / _TOPIC):
+                # What was damaged is read from a segment; write that, or it would be so for ever.
+                if (entry := self._read(log_id, _TOPIC)) is not None and not self._is_whole(entry):
+                    self._write(entry)
                 continue
             deleted = self._read(log_id, _DELETED)
             if deleted is not None:
@@ -221,6 +223,13 @@ class Topics:
             elif (entry := self._rebuild(log_id)) is not None:
                 logger.warning("topic %r: its topic.json was lost and is written anew", entry.topic.name)
                 self._write(entry)
+
+    def _is_whole(self, entry: Entry) -> bool:
+        descriptor = self._disk.open(self._directory / entry.topic.log_id / _TOPIC, write=False)
+        try:
+            return self._disk.read(descriptor, self._disk.size(descriptor), 0) == msgspec.json.encode(entry)
+        finally:
+            self._disk.close(descriptor)
 
     def _rebuild(self, log_id: str) -> Entry | None:
         """Return what any segment says of the topic; None if none says anything, or the name is another's now."""

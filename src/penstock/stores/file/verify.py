@@ -11,6 +11,7 @@ damage is one of four kinds, with file, byte and offsets:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -98,7 +99,7 @@ def verify(
         for number in range(entry.topic.settings.partitions)
     ]
     counter = _Counter(sum(sum(files.sizes().values()) for files in every), progress)
-    reports = {str(files): verify_partition(files, tails.read(files.slot), counter.add) for files in every}
+    reports = {str(files): _verify_in_use(files, tails, counter.add) for files in every}
     found = [
         TopicReport(
             name=entry.topic.name,
@@ -120,6 +121,18 @@ def _state(root: Path, store_id: str, platform: Platform) -> list[str]:
         return examine(root, store_id, platform)
     except StateMissing as error:
         return [str(error)]
+
+
+def _verify_in_use(files: PartitionFiles, tails: Tails, seen: Callable[[int], None]) -> PartitionReport:
+    """Verify a partition that others may be trimming meanwhile: what retention has removed is not missing."""
+    while True:
+        first = files.read_first()
+        with suppress(FileNotFoundError):
+            report = verify_partition(files, tails.read(files.slot), seen)
+            if not report.damages or files.read_first() == first:
+                return report
+        if files.read_first() == first:
+            return verify_partition(files, tails.read(files.slot), seen)
 
 
 class _Counter:
@@ -150,7 +163,7 @@ def verify_partition(
     """Look at all segments of one partition."""
     believed = tail is not None and is_believed(tail, files) and tail.state not in {State.DAMAGED, State.DELETED}
     first = files.read_first()
-    opened = open_segments(files, first)
+    opened = open_segments(files, first, tail if believed else None)
     content = _Content()
     damages, end = list(opened.damages), first
     for index, file in enumerate(opened.files):
@@ -189,11 +202,12 @@ def verify_partition(
     )
 
 
-def open_segments(files: PartitionFiles, first: int) -> Opened:
-    """Open every segment that can be; of two with one base the later counts."""
+def open_segments(files: PartitionFiles, first: int, tail: Tail | None) -> Opened:
+    """Open every segment that can be; of two with one base the later counts, and one behind the active is half made."""
     found, sizes = Opened([], [], []), files.sizes()
-    everything = segment_names(files.disk, files.directory)
-    names = files.names()
+    last = SegmentName(tail.segment_base, tail.segment_epoch) if tail is not None and tail.inode else None
+    everything = [name for name in segment_names(files.disk, files.directory) if last is None or name <= last]
+    names = sorted({name.base: name for name in everything}.values())
     found.leftovers.extend(str(files.directory / str(name)) for name in everything if name not in names)
     for index, name in enumerate(names):
         stop = names[index + 1].base if index + 1 < len(names) else None

@@ -21,7 +21,7 @@ from penstock.deduplication import ProducerTable
 from penstock.errors import Corruption, NewerFormat, PenstockError, StoreError, StoreFull, TopicDeleted, WritingStopped
 from penstock.offsets import Range
 from penstock.rows import Appended
-from penstock.stores.file.block import Blank, Broken
+from penstock.stores.file.block import FRONT_BYTES, Blank, Broken
 from penstock.stores.file.commit import (
     Content,
     Group,
@@ -122,13 +122,15 @@ class PartitionWriter:
         return self._tail
 
     def _is_of_a_copy(self, tail: Tail) -> bool:
-        if not tail.inode or tail.state == State.DELETED:
-            return False
+        return bool(tail.inode) and tail.state != State.DELETED and self._opened(tail) is None
+
+    def _opened(self, tail: Tail) -> SegmentFile | None:
+        """Open the active segment; None if it is not the very file that the tail speaks of."""
         try:
             file = self._files.open(SegmentName(tail.segment_base, tail.segment_epoch))
         except (FileNotFoundError, Blank, Broken):
-            return True
-        return file.inode != tail.inode
+            return None
+        return file if file.inode == tail.inode else None
 
     def _take_over(self) -> None:
         """Learn what the writers before have left; raises if nothing may be written."""
@@ -171,12 +173,12 @@ class PartitionWriter:
 
     def _heal(self, tail: Tail) -> Tail:
         try:
-            recovered = heal(self._files, tail)
+            healed = heal(self._files, tail)
         except WritingStopped as stopped:
             self._stopped = stopped
             raise
         self._file = None
-        return self._tails.write(self._files.slot, recovered.tail)
+        return self._tails.write(self._files.slot, healed)
 
     def _catch_up(self, tail: Tail) -> None:
         """Make this process's knowledge that of the tail."""
@@ -188,14 +190,13 @@ class PartitionWriter:
             self._catch_up_to(file, tail.position)
             self._allocated = file.size()
         else:
-            if self._is_of_a_copy(tail):
-                tail = self._recover(tail)
-                if tail.state == State.DAMAGED:
-                    raise self._damages[0].error()
-            file = self._files.open(SegmentName(tail.segment_base, tail.segment_epoch)) if tail.inode else None
-            self._file = file
-            self._producers = producers_up_to(file, tail.position) if file else ProducerTable()
-            self._allocated = file.size() if file else 0
+            self._file = None
+            file = self._opened(tail)
+            if file is None:  # this directory is a copy of the one that the tail speaks of
+                self._adopt(self._recover(tail))
+                return
+            self._producers = producers_up_to(file, tail.position)
+            self._file, self._allocated = file, file.size()
         self._tail, self._known, self._caught_up = tail, True, tail.position
 
     def _catch_up_to(self, file: SegmentFile, position: int) -> None:
@@ -275,9 +276,11 @@ class PartitionWriter:
                 max_time=max(after.max_time, now),
                 witnessed=False,
             )
-        self._write(file, parts, before, after)
+        self._write(file, parts, before, after, syncs=self._syncs)
 
-    def _write(self, file: SegmentFile, parts: Sequence[bytes | pa.Buffer], before: Tail, after: Tail) -> None:
+    def _write(
+        self, file: SegmentFile, parts: Sequence[bytes | pa.Buffer], before: Tail, after: Tail, *, syncs: bool
+    ) -> None:
         """Write at the end; then the tail tells of it, and after a sync that it is durable."""
         disk = self._files.disk
         try:
@@ -287,7 +290,7 @@ class PartitionWriter:
         else:
             if written != after.position - before.position:
                 self._cut(file, before, OSError(errno.ENOSPC, "the write was cut short"))
-        if self._syncs:
+        if syncs:
             self.sync_to(file, after)
         else:
             self._tail = self._tails.write(self._files.slot, after._replace(state=State.OPEN))
@@ -427,18 +430,12 @@ class PartitionWriter:
         now = self._files.platform.clock.time_us()
         if not self._tail.is_synced:
             self.sync_to(self._file, self._tail)
-        data = encode_marker(self._file.segment, self._tail, now)
-        self._begin_for(len(data))
-        file = self._allocate(len(data))
-        if file.segment.base != self._tail.segment_base or self._tail.witnessed:
+        self._begin_for(FRONT_BYTES)
+        if self._tail.witnessed:
             return  # it rolled, and the next segment's first block is the witness
-        # Encoded anew, for the case that preparing has moved the end.
-        data = encode_marker(file.segment, self._tail, now)
-        after = self._tail._replace(position=self._tail.position + len(data), number=self._tail.number + 1)
-        written = self._files.disk.write_many(file.descriptor, [data], self._tail.position)
-        if written != len(data):
-            self._cut(file, self._tail, OSError(errno.ENOSPC, "the write was cut short"))
-        self.sync_to(file, after._replace(witnessed=True))
+        file, before = self._allocate(FRONT_BYTES), self._tail
+        after = before._replace(position=before.position + FRONT_BYTES, number=before.number + 1, witnessed=True)
+        self._write(file, [encode_marker(file.segment, before, now)], before, after, syncs=True)
 
     def ensure_durable(self, offset: int) -> None:
         """Sync the log at least up to an offset, if it is not."""

@@ -6,7 +6,7 @@ that nobody has begun.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -58,10 +58,6 @@ DELETE_PARKED = "DELETE FROM parked WHERE log_id = ? AND subscription = ?"
 SELECT_PAIRS = """
 SELECT log_id, name FROM subscriptions WHERE log_id = ? UNION SELECT log_id, subscription FROM cursors
 WHERE log_id = ? UNION SELECT log_id, subscription FROM parked WHERE log_id = ?
-"""
-SELECT_LOG_IDS = """
-SELECT log_id FROM subscriptions UNION SELECT log_id FROM cursors UNION SELECT log_id FROM parked
-UNION SELECT log_id FROM schedule
 """
 DELETE_SCHEDULED = "DELETE FROM schedule WHERE log_id = ?"
 DELETE_SEQUENCES = "DELETE FROM sequences WHERE log_id = ?"
@@ -244,10 +240,6 @@ class Witnesses:
 
         return self._control.read(work)
 
-    def log_ids(self) -> set[str]:
-        """Return the logs that anything is kept for; one that is gone is to be forgotten."""
-        return {log_id for (log_id,) in self._control.read(lambda connection: _all(connection, SELECT_LOG_IDS))}
-
     def forget_log(self, log_id: str) -> None:
         """Remove everything that is kept for a log."""
 
@@ -271,7 +263,3 @@ class Witnesses:
             (PARKED, DELETE_PARKED),
         ):
             change_rows(connection, table, -connection.execute(statement, key).rowcount)
-
-
-def _all(connection: sqlite3.Connection, statement: str) -> list[tuple[Any, ...]]:
-    return connection.execute(statement).fetchall()
