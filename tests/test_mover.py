@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import xxhash
+from tests.growth import growth
 
 from penstock import Batch, Bus, Event, Topic
 from penstock.bus.directory import TopicDirectory
@@ -550,13 +551,14 @@ async def test_a_process_killed_at_any_step_leaves_neither_or_both_and_a_restart
         business = [b"%d" % number for (number,) in connection.execute("SELECT number FROM business ORDER BY number")]
     assert business == ([] if (step, moment) == ("commit", "before") else [b"0", b"1", b"2"])
     async with Bus(url, topics=[raw], outbox=path) as bus:
-        with connected(path) as connection:
-            bus.stage(connection, raw, b"last")
-            connection.commit()
-        found: list[bytes] = []
-        while found[-1:] != [b"last"]:
-            await asyncio.sleep(0.05)  # until it is there; the mover tells nobody
-            found = [event.data async for event in bus.read(raw)]
+        with growth(bus) as grown:
+            with connected(path) as connection:
+                bus.stage(connection, raw, b"last")
+                connection.commit()
+            found: list[bytes] = []
+            while found[-1:] != [b"last"]:
+                await grown()
+                found = [event.data async for event in bus.read(raw)]
     assert found == [b"opened", *business, b"last"]
     with closing(SqliteOutbox(path)) as outbox:
         assert (outbox.pending(), outbox.failed()) == (0, [])
