@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import math
 import pickle
@@ -10,6 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -568,3 +570,58 @@ def test_a_codec_never_takes_the_name_or_content_type_of_another() -> None:
         with pytest.raises(UsageError, match="would replace 'json'"):
             register_codec(codec)
     assert codec_named("json") is codec_for("application/json") is JSON
+
+
+# --- threads ---------------------------------------------------------------------------------
+
+THREADS = """
+import sys, threading
+from msgspec import defstruct
+from penstock.codecs import codec_named
+
+sys.setswitchinterval(1e-6)
+codec = codec_named(sys.argv[1])
+
+def make(name, fields):
+    return defstruct(name, fields, frozen=True)
+
+parts = [make(f"Part{number}", [("number", "int", 0)]) for number in range(2_000)]
+classes = [
+    make(f"Whole{number}", [(f"field_{index}", part, part()) for index, part in enumerate(parts[number::200])])
+    for number in range(200)
+]
+empty = codec.encode(classes[0]())
+start = threading.Barrier(4)
+
+def read():
+    for cls in classes:
+        start.wait()
+        if sys.argv[2] == "decode":
+            codec.decode(empty, cls)
+        else:
+            codec.convert({}, cls)
+
+threads = [threading.Thread(target=read) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("how", ["decode", "convert"])
+@BOTH
+def test_threads_may_meet_a_class_for_the_first_time_together(codec: Any, how: str) -> None:
+    done = subprocess.run([sys.executable, "-c", THREADS, codec.name, how], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+def test_no_module_lets_threads_build_a_decoder() -> None:
+    builtin = {"str", "bytes", "int", "list", "dict", "msgspec", "Raw"}
+    for path in (Path(__file__).parents[1] / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decode":
+                kinds = [keyword.value for keyword in node.keywords if keyword.arg == "type"]
+                named = {name.id for kind in kinds for name in ast.walk(kind) if isinstance(name, ast.Name)}
+                assert named <= builtin, f"{path}:{node.lineno}: build the decoder of {named - builtin} at import"

@@ -72,18 +72,25 @@ class Codec(Protocol):
 class _PerClass(dict[type, T], Generic[T]):
     """What is worth building once for each class: a dictionary, since a hit then costs one lookup.
 
-    It starts again when full, so that a program that makes classes on the fly does not keep them all.
+    It starts again when full, so that a program that makes classes on the fly does not keep them all. One thread builds
+    at a time: msgspec notes on a class how it is read, and a second thread that comes while it does so finds the note
+    half written, which ends the process.
     """
+
+    _building = threading.RLock()
 
     def __init__(self, build: Callable[[type[Any]], T]) -> None:
         super().__init__()
         self._build = build
 
     def __missing__(self, cls: type[Any]) -> T:
-        if len(self) >= _CLASSES_REMEMBERED_MAX:
-            self.clear()
-        built = self[cls] = self._build(cls)
-        return built
+        with self._building:
+            if cls in self:
+                return self[cls]
+            if len(self) >= _CLASSES_REMEMBERED_MAX:
+                self.clear()
+            built = self[cls] = self._build(cls)
+            return built
 
 
 # --- JSON and MessagePack --------------------------------------------------------------------
@@ -157,6 +164,7 @@ class _MsgspecCodec:
         try:
             if _is_pydantic[cls]:
                 return cast("T", _load_pydantic(cls, obj))
+            self.readers[cls]  # builds what msgspec needs to know of the class
             # JSON has only string keys; a dictionary keyed by numbers gets them back here.
             return msgspec.convert(obj, cls, dec_hook=_load_pydantic, str_keys=True)
         except Exception as error:  # noqa: BLE001 - as in decode

@@ -39,6 +39,10 @@ class _Snapshot(msgspec.Struct, array_like=True):
     """Epoch, first sequence, length, digest and first offset of each run."""
 
 
+# Built here: two threads must not build one type's at once.
+_read_snapshots = msgspec.msgpack.Decoder(tuple[int, list[_Snapshot]]).decode
+
+
 class _Producer:
     """Which sequences of a producer are stored, and where its last runs are."""
 
@@ -152,7 +156,7 @@ class ProducerTable:
         """Read what `to_bytes` wrote; `IntegrityError` if these are other bytes."""
         table = cls()
         try:
-            table._latest_us, snapshots = msgspec.msgpack.decode(data, type=tuple[int, list[_Snapshot]])
+            table._latest_us, snapshots = _read_snapshots(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise IntegrityError(f"these bytes are no table of producers: {error}") from None
         for snapshot in snapshots:

@@ -69,6 +69,9 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     store_id: str
 
 
+_read_marker = msgspec.json.Decoder(Marker).decode  # built here: two threads must not build one type's at once
+
+
 class FileStore:
     """A store in a directory."""
 
@@ -230,7 +233,7 @@ def read_marker(root: Path, platform: Platform) -> Marker:
     finally:
         platform.disk.close(descriptor)
     try:
-        marker = msgspec.json.decode(data, type=Marker)
+        marker = _read_marker(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise IntegrityError(f"{path} cannot be read: {error}; `penstock repair` writes it anew") from None
     if marker.format > FORMAT:

@@ -50,6 +50,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Of partition 0; the others follow."""
 
 
+_read_entry = msgspec.json.Decoder(Entry).decode  # built here: two threads must not build one type's at once
+
+
 class Topics:
     """The directory of all topics. Changes are made under the store's gate for topics."""
 
@@ -111,7 +114,7 @@ class Topics:
         finally:
             self._disk.close(descriptor)
         try:
-            return msgspec.json.decode(data, type=Entry)
+            return _read_entry(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             logger.warning("%s/%s cannot be read: %s; a segment says the same", log_id, name, error)
             return self._rebuild(log_id)

@@ -8,4 +8,4 @@ import msgspec
 
 from penstock.cli.bench.log.jobs import Job
 
-msgspec.json.decode(sys.argv[1], type=Job).run()
+msgspec.json.Decoder(Job).decode(sys.argv[1]).run()
