@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from penstock.clock import VirtualClock
-from penstock.errors import Corruption, IntegrityError, StateMissing
+from penstock.errors import Corruption, IntegrityError, PenstockError, StateMissing
 from penstock.offsets import Gap, Range
 from penstock.rows import TopicSettings
 from penstock.settings import FileSettings
@@ -307,10 +308,26 @@ def test_a_lost_topic_file_is_written_anew_from_a_segment(kept: Kept, caplog: py
     assert "topic.json" in caplog.text
 
 
-def test_a_lost_marker_file_is_written_anew_by_a_repair(kept: Kept) -> None:
-    (kept.root / "penstock.json").unlink()
-    with pytest.raises((IntegrityError, Exception), match=r"penstock\.json"):
+@pytest.mark.parametrize("damage", ["lost", "empty", "garbage"])
+def test_a_lost_or_damaged_marker_file_is_written_anew_by_a_repair(kept: Kept, damage: str) -> None:
+    path = kept.root / "penstock.json"
+    whole = path.read_bytes()
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if damage == "empty" else b"{]")
+    with pytest.raises(PenstockError, match=r"`penstock repair` writes it anew"):
         opened(kept.root)
-    assert kept.repair() != []
+    assert "penstock.json was written anew" in kept.repair()
+    assert path.read_bytes() == whole
     with closing(opened(kept.root)) as store:
         assert kept.content(store) == EXPECTED
+
+
+def test_an_identity_that_is_damaged_itself_does_not_tell_which_store_it_is(kept: Kept) -> None:
+    (kept.root / "penstock.json").unlink()
+    with closing(sqlite3.connect(kept.root / "control.db")) as connection, connection:
+        connection.execute("UPDATE identity SET store_id = 'another'")
+    with pytest.raises(IntegrityError, match="says which store this is"):
+        kept.repair()
+    assert not (kept.root / "penstock.json").exists()

@@ -221,6 +221,13 @@ class Loop(ABC):
     def _fenced(self) -> None:
         """Forget what a newer holder of the lease has taken over."""
 
+    async def once(self) -> None:
+        """Make one round by hand, and give up what it has held; what goes wrong is raised."""
+        try:
+            await self._round()
+        finally:
+            await self._ended()
+
     def start(self) -> None:
         """Begin, in the running event loop; one whose event loop has ended begins anew."""
         if self._task is None or self._task.done():

@@ -2,7 +2,8 @@
 
 Everything here changes the disk, and is called under the partition's turn. The order of the steps is the point:
 
-* a new segment is written, synced, and its name in the directory synced, before anything else relies on it;
+* a new segment is written and synced before it gets its name, which is synced before anything else relies on it: a
+  file that bears a segment's name and does not begin as one is damaged, never just unfinished;
 * where the log begins is made durable before any segment below it is removed;
 * what is cut off is kept in quarantine first.
 """
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 SALT_BYTES: Final = 16
 QUARANTINE_BYTES_MAX: Final = 64 << 20
 _FIRST_NAME: Final = "first"
+_UNNAMED: Final = "unnamed.seg"
+"""A segment that is being made; what a crash leaves of it is replaced by the next."""
 _FIRST_MAGIC: Final = b"PFIRST01"
 
 
@@ -104,26 +107,32 @@ class PartitionFiles:
             predecessor=predecessor,
         )
         now = self.platform.clock.time_us()
-        if not self.disk.exists(self.directory):
-            self.disk.make_directory(self.directory)
-            self.disk.sync_directory(self.directory.parent)
-        path = self.directory / str(name)
-        # Not exclusive: what a crash left half made is replaced by its successor of the same name.
-        descriptor = self.disk.open(path, create=True)
+        self._ensure_directory()
+        unnamed = self.directory / _UNNAMED
+        if self.disk.exists(unnamed):
+            self.disk.remove(unnamed)
+        descriptor = self.disk.open(unnamed, create=True, exclusive=True)
         try:
-            self.disk.truncate(descriptor, 0)
             first = encode_first_block(facts, name, number, now, producers)
             segment = Segment(self.log_id, self.number, name.base, seed_of(salt))
             position = 0
             for data in [first, *blocks(segment, len(first))]:
                 if self.disk.write(descriptor, data, position) != len(data):
-                    raise OSError(f"{path} was written in part")
+                    raise OSError(f"{unnamed} was written in part")
                 position += len(data)
             self.disk.sync(descriptor)
         finally:
             self.disk.close(descriptor)
+        self.disk.rename(unnamed, self.directory / str(name))
         self.disk.sync_directory(self.directory)
         return self.open(name)
+
+    def _ensure_directory(self) -> None:
+        if not self.disk.exists(self.directory):
+            self.disk.make_directory(self.directory)
+        # Also if it was there: whoever made it may have been killed before this.
+        if not segment_names(self.disk, self.directory):
+            self.disk.sync_directory(self.directory.parent)
 
     def seal(self, file: SegmentFile, length: int) -> None:
         """Cut off what was allocated ahead, and make that durable."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.clock import Clock, SystemClock
+from penstock.stores.file.filesystem import check_filesystem
 from penstock.stores.file.sockets import DatagramSockets, UnixDatagramSockets
 
 if TYPE_CHECKING:
@@ -313,3 +314,5 @@ class Platform:
     """Returns the same object for the same file within a process."""
     connect: Callable[[Path], sqlite3.Connection] = connect_sqlite
     sockets: DatagramSockets = field(default_factory=UnixDatagramSockets)
+    check_directory: Callable[[Path], None] = check_filesystem
+    """Refuses a place where a store could lose data."""

@@ -17,16 +17,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.errors import NewerFormat, WritingStopped
+from penstock.errors import WritingStopped
 from penstock.offsets import Range
 from penstock.stores.file.block import (
-    FRONT_BYTES,
     Blank,
     Broken,
     Header,
     Kind,
-    aligned,
-    parse_prefix,
 )
 from penstock.stores.file.rewrite import Blocks
 from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, TORN, Damage, Walked, walk
@@ -111,54 +108,32 @@ def recover(files: PartitionFiles, old: Tail | None, witness: int) -> Recovered:
         for damage in damages:
             logger.error("%s is read-only until it is repaired: %s", files, damage.error())
         return Recovered(tail._replace(state=State.DAMAGED, end=max(tail.end, witness)), damages)
-    # What can be read now was read from the medium, but only a sync tells that all of it is.
+    # What can be read now may be in memory alone, the file's name included, if the one who wrote it was killed.
     files.disk.sync(file.descriptor)
+    files.disk.sync_directory(files.directory)
     if tail.end < witness:
         tail = _declare_lost(files, file, tail, witness)
     return Recovered(tail)
 
 
 def _active_segment(files: PartitionFiles, witness: int) -> tuple[SegmentFile | None, tuple[Damage, ...]]:
-    """Return the last segment that is one; a file that was never finished is put away."""
-    for name in reversed(files.names()):
-        path = files.directory / str(name)
-        try:
-            file = files.open(name)
-        except (Blank, Broken) as error:
-            if _was_never_finished(files, name):
-                kept = files.quarantine_file(path)
-                logger.warning("%s: %s was never finished (%s); it is kept as %s", files, name, error, kept)
-                continue
-            detail = str(error) or "the file is empty"
-            return None, (Damage(CORRUPT, str(path), 0, 0, name.base, max(witness, name.base), detail),)
-        facts = file.facts
-        if (facts.topic.log_id, facts.partition) != (files.topic.log_id, files.number):
-            whose = f"it is of {facts.topic.name}/{facts.partition}, log {facts.topic.log_id}"
-            return None, (Damage(FOREIGN, str(path), 0, 0, name.base, max(witness, name.base), whose),)
-        return file, ()
-    return None, ()
-
-
-def _was_never_finished(files: PartitionFiles, name: SegmentName) -> bool:
-    """Say whether nothing can have been stored in a segment without a valid first block.
-
-    It is synced before anything goes in. So if it is not whole, and nothing follows it, nothing was ever stored there.
-    """
-    disk = files.disk
-    descriptor = disk.open(files.directory / str(name), write=False)
+    """Return the last segment, if it is one of this log that can be read."""
+    names = files.names()
+    if not names:
+        return None, ()
+    name = names[-1]
+    path = files.directory / str(name)
     try:
-        size = disk.size(descriptor)
-        front = disk.read(descriptor, FRONT_BYTES, 0)
-        try:
-            prefix = parse_prefix(front, 0, 0)
-        except (Blank, Broken):
-            return size <= FRONT_BYTES or not disk.read(descriptor, size - FRONT_BYTES, FRONT_BYTES).strip(b"\0")
-        if prefix.version != 1:
-            raise NewerFormat(f"{name} has format {prefix.version}: upgrade Penstock. Nothing was changed")
-        end = FRONT_BYTES + aligned(prefix.body_length)
-        return size <= end or not disk.read(descriptor, size - end, end).strip(b"\0")
-    finally:
-        disk.close(descriptor)
+        file = files.open(name)
+    except (Blank, Broken) as error:
+        # It got its name when its first block was on the medium: this is damage.
+        detail = str(error) or "the file is empty"
+        return None, (Damage(CORRUPT, str(path), 0, 0, name.base, max(witness, name.base), detail),)
+    facts = file.facts
+    if (facts.topic.log_id, facts.partition) != (files.topic.log_id, files.number):
+        whose = f"it is of {facts.topic.name}/{facts.partition}, log {facts.topic.log_id}"
+        return None, (Damage(FOREIGN, str(path), 0, 0, name.base, max(witness, name.base), whose),)
+    return file, ()
 
 
 def _cut_torn(files: PartitionFiles, file: SegmentFile, torn: Damage) -> None:

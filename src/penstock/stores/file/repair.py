@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from penstock.deduplication import ProducerTable
-from penstock.errors import IntegrityError, StoreError
+from penstock.errors import IntegrityError, PenstockError, StoreError
 from penstock.settings import FileSettings
 from penstock.stores.file.files import replace_file
 from penstock.stores.file.gate import PARTITIONS_GATE, TOPICS_GATE, shared_gates
@@ -26,6 +26,7 @@ from penstock.stores.file.rewrite import Blocks
 from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, TORN, Damage, walk
 from penstock.stores.file.segment import Predecessor, SegmentName
 from penstock.stores.file.state.rebuild import examine, rebuild
+from penstock.stores.file.state.schema import CONTROL, IDENTITIES, SELECT_IDENTITY
 from penstock.stores.file.store import FORMAT, LOCK_FILE, MARKER_FILE, Marker, read_marker
 from penstock.stores.file.tail import State, Tails
 from penstock.stores.file.topics import Topics
@@ -63,12 +64,12 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(root: Path, platform: Platform) -> list[Action]:
     """Return what a repair would do; empty if nothing is wrong."""
-    if not platform.disk.exists(root / MARKER_FILE):
+    store_id = _store_id(root, platform)
+    if store_id is None:
         return [
             Action(what=f"write {MARKER_FILE} anew, with the id that control.db holds"),
             *_plan_topics(root, platform),
         ]
-    store_id = _store_id(root, platform)
     actions = [
         Action(what=f"make the small state anew from its sound rows: {problem}", loses=True)
         for problem in examine(root, store_id, platform)
@@ -108,8 +109,12 @@ def _action(files: PartitionFiles, damage: Damage) -> Action:
     )
 
 
-def _store_id(root: Path, platform: Platform) -> str:
-    return read_marker(root, platform).store_id
+def _store_id(root: Path, platform: Platform) -> str | None:
+    """Return which store this is; None if the marker is lost or damaged."""
+    try:
+        return read_marker(root, platform).store_id
+    except (FileNotFoundError, IntegrityError):
+        return None
 
 
 # --- doing --------------------------------------------------------------------------------------
@@ -125,11 +130,13 @@ def apply(
     gates = shared_gates(root / LOCK_FILE, platform)
     done: list[str] = []
     with gates.gate(TOPICS_GATE).turn("the store", stall_seconds):
-        if not platform.disk.exists(root / MARKER_FILE):
-            done.append(_write_marker(root, platform))
-        if examine(root, _store_id(root, platform), platform):
+        store_id = _store_id(root, platform)
+        if store_id is None:
+            store_id = _write_marker(root, platform)
+            done.append(f"{MARKER_FILE} was written anew")
+        if examine(root, store_id, platform):
             _check_alone(root, platform, gates)
-        rebuilt = rebuild(root, _store_id(root, platform), platform)
+        rebuilt = rebuild(root, store_id, platform)
         done += [
             f"{table}: {salvage.kept:,} rows kept, {'an unknown number' if salvage.lost is None else salvage.lost} lost"
             for table, salvage in rebuilt.tables.items()
@@ -160,14 +167,15 @@ def _check_alone(root: Path, platform: Platform, gates: Gates) -> None:
 
 def _write_marker(root: Path, platform: Platform) -> str:
     try:
-        with closing(platform.connect(root / "control.db")) as connection:
-            (store_id,) = connection.execute("SELECT store_id FROM identity").fetchone()
-    except (sqlite3.Error, TypeError) as error:
+        with closing(platform.connect(root / CONTROL)) as connection:
+            [row] = connection.execute(SELECT_IDENTITY).fetchall()
+        store_id: str = IDENTITIES[CONTROL].checked(row)[1]
+    except (sqlite3.Error, ValueError, PenstockError) as error:
         raise IntegrityError(
             f"{root}: neither {MARKER_FILE} nor control.db says which store this is ({error}): restore one of them"
         ) from None
     replace_file(platform, root / MARKER_FILE, msgspec.json.encode(Marker(format=FORMAT, store_id=store_id)))
-    return f"{MARKER_FILE} was written anew"
+    return store_id
 
 
 def repair_partition(files: PartitionFiles, tails: Tails) -> list[str]:

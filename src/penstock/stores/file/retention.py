@@ -48,7 +48,7 @@ class Drift:
 
 def passed_by_retention(handle: Handle, tail: Tail, retention: Retention, *, protected: int, now_us: int | None) -> int:
     """Return the offset below which everything may go."""
-    # What is behind the active one is only half made.
+    # One behind the active was made by a roll that came no further.
     segments = [(name, size) for name, size in handle.files.sizes().items() if name.base <= tail.segment_base]
     total = sum(size for _, size in segments)
     before = tail.first

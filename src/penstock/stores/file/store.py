@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,6 @@ from penstock.outbox import SqliteOutbox
 from penstock.ports import Capabilities
 from penstock.settings import FileSettings
 from penstock.stores.file.files import replace_file
-from penstock.stores.file.filesystem import check_filesystem
 from penstock.stores.file.gate import TOPICS_GATE, Gates, shared_gates
 from penstock.stores.file.keeper import Keeper
 from penstock.stores.file.log import FileLog
@@ -188,7 +188,7 @@ class _StoreOutbox(SqliteOutbox):
 
 def open_directory(root: Path, settings: FileSettings, platform: Platform) -> tuple[Gates, str]:
     """Make a directory a store, or see that it is one; returns its gates and its id."""
-    check_filesystem(root)
+    platform.check_directory(root)
     disk = platform.disk
     names = disk.names(root)  # once, since another process may be making the store at this moment
     if MARKER_FILE not in names:
@@ -202,7 +202,6 @@ def open_directory(root: Path, settings: FileSettings, platform: Platform) -> tu
     for directory in (*reversed(root.parents), root):
         if not disk.exists(directory):
             disk.make_directory(directory)
-            disk.sync_directory(directory.parent)
     gates = shared_gates(root / LOCK_FILE, platform)
     with gates.gate(TOPICS_GATE).turn("the store", settings.stall_seconds):
         if disk.exists(root / MARKER_FILE):
@@ -217,6 +216,10 @@ _MADE_BEFORE_THE_MARKER: Final = {
 
 
 def _create(root: Path, platform: Platform) -> str:
+    # All of them, as whoever made one may have been killed before this; what is not ours may not be readable.
+    for directory in root.parents:
+        with suppress(PermissionError if directory == root.parent else OSError):
+            platform.disk.sync_directory(directory)
     store_id = platform.random(16).hex()
     platform.disk.make_directory(root / "topics")
     create_databases(root, store_id, platform)

@@ -203,7 +203,9 @@ class Topics:
                 for file in self._disk.names(directory / name):
                     self._disk.remove(directory / name / file)
                 self._disk.remove_directory(directory / name)
-        # The last file to go says which slots are not free yet.
+        # The last file to go says which slots are not free yet, and that the topic was ended: a segment that came back
+        # after it is gone would bring back the topic.
+        self._disk.sync_directory(directory)
         for name in self._disk.names(directory):
             self._disk.remove(directory / name)
         self._disk.remove_directory(directory)

@@ -203,10 +203,12 @@ def verify_partition(
 
 
 def open_segments(files: PartitionFiles, first: int, tail: Tail | None) -> Opened:
-    """Open every segment that can be; of two with one base the later counts, and one behind the active is half made."""
+    """Open every segment that can be; of two with one base the later counts, and one behind the active does not."""
     found, sizes = Opened([], [], []), files.sizes()
-    last = SegmentName(tail.segment_base, tail.segment_epoch) if tail is not None and tail.inode else None
-    everything = [name for name in segment_names(files.disk, files.directory) if last is None or name <= last]
+    everything = segment_names(files.disk, files.directory)
+    if tail is not None:
+        last = SegmentName(tail.segment_base, tail.segment_epoch)
+        everything = [name for name in everything if tail.inode and name <= last]
     names = sorted({name.base: name for name in everything}.values())
     found.leftovers.extend(str(files.directory / str(name)) for name in everything if name not in names)
     for index, name in enumerate(names):
@@ -215,8 +217,8 @@ def open_segments(files: PartitionFiles, first: int, tail: Tail | None) -> Opene
         try:
             file = SegmentFile(files.disk, path, name)
         except (Blank, Broken) as error:
-            detail = str(error) or "the file is empty"
-            found.damages.append(Damage(CORRUPT, str(path), 0, sizes.get(name, 0), name.base, stop, detail))
+            detail, size = str(error) or "the file is empty", sizes.get(name, 0)
+            found.damages.append(Damage(CORRUPT, str(path), 0, size, name.base, stop, detail))
             continue
         facts = file.facts
         if (facts.topic.log_id, facts.partition) != (files.topic.log_id, files.number):
