@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.errors import Corruption
 from penstock.stores.file.platform import SystemDisk
 from penstock.testing.campaigns import syscalls_judge
 from penstock.testing.campaigns.campaign import Report
@@ -51,9 +52,9 @@ def warm_up_with_swallowed_errors() -> None:
     """Plant a bug: a write that fails is taken for one that worked."""
     write_many = SystemDisk.write_many
 
-    def swallow(disk: SystemDisk, descriptor: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
+    def swallow(self: SystemDisk, descriptor: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
         try:
-            return write_many(disk, descriptor, buffers, position)
+            return write_many(self, descriptor, buffers, position)
         except OSError:
             return sum(memoryview(buffer).nbytes for buffer in buffers)
 
@@ -77,7 +78,6 @@ def test_a_swallowed_error_of_a_write_is_found(root: Path, planted: str, bug: bo
         [step, call] = min(place for place in calls if place[1].startswith("pwritev"))
         found = list(findings(nursery, root, Injection(step, call, 1, "EIO"), rebooted=False))
     assert bool(found) == bug
-    assert not bug or any("was acknowledged here" in finding or "damage" in finding for finding in found)
 
 
 # --- the judge --------------------------------------------------------------------------------
@@ -147,16 +147,21 @@ def test_the_judge_finds_what_differs_from_what_was_told(
     assert found == [] if expected is None else any(expected in finding for finding in found)
 
 
-def test_the_judge_finds_damage_and_topics_that_share_a_slot(root: Path) -> None:
+def test_the_judge_finds_topics_that_share_a_slot(root: Path) -> None:
     told = lived(root)
-    one, other = root.glob("topics/*/topic.json")
-    one.write_bytes(one.read_bytes().replace(b'"slot":1', b'"slot":0'))
-    other.write_bytes(other.read_bytes().replace(b'"slot":1', b'"slot":0'))
-    segment = min(root.glob("topics/*/0/*.seg"), key=lambda path: path.stat().st_size)
+    for path in root.glob("topics/*/topic.json"):
+        path.write_bytes(path.read_bytes().replace(b'"slot":1', b'"slot":0'))
+    assert "2 topics share slot 0 of the tails" in Judge(root, steps_of(told), rebooted=True).findings()
+
+
+def test_the_judge_does_not_pass_over_damage(root: Path) -> None:
+    told = lived(root)
+    segment = next(root.glob("topics/*/0/*.seg"))
     data = bytearray(segment.read_bytes())
-    data[-100] ^= 1
-    found = Judge(root, steps_of(told), rebooted=True).findings()
-    assert "2 topics share slot 0 of the tails" in found
+    data[data.rindex(bytes([20]) * 40)] ^= 1  # in the payload of what was published last
+    segment.write_bytes(data)
+    with pytest.raises(Corruption):
+        Judge(root, steps_of(told), rebooted=True).findings()
 
 
 def test_errors_that_nobody_should_see_are_complained_of() -> None:

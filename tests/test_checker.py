@@ -58,6 +58,58 @@ def a_journal() -> Journal:
 
 HEALTHY: dict[str, list[Call]] = {
     "nothing more": [],
+    "bounds of earlier ask for nothing": [
+        told("gap", *HERE, 3, 4),
+        told("bounds", *HERE, 0, 4),
+        told("restarted"),
+        told("stored", *HERE, 0, ABC),
+    ],
+    "events without a key have no order": [
+        told("published", *HERE, [b"d"], OK, offset=4, keys=[None]),
+        told("published", *HERE, [b"e"], OK, offset=3, keys=[None]),
+        told("stored", *HERE, 3, [b"e", b"d"]),
+        told("delivered", *BILLING, 1, [b"b"], keys=[None]),
+        told("delivered", *BILLING, 0, [b"a"], keys=[None]),
+    ],
+    "damage becomes a gap": [told("damaged", *HERE, 1, 2), told("gap", *HERE, 1, 2)],
+    "damage cuts the end off": [
+        told("damaged", *HERE, 2, 3),
+        told("reported", *HERE, 2, 3),
+        told("restarted"),
+        told("stored", *HERE, 0, ABC[:2]),
+        told("bounds", *HERE, 0, 2),
+    ],
+    "what was trimmed need not be read": [
+        told("published", *HERE, [b"d"], UNKNOWN),
+        told("stored", *HERE, 3, [b"d"]),
+        told("trimmed", *HERE, 4),
+        told("restarted"),
+        told("bounds", *HERE, 2, 4),
+    ],
+    "one event is delivered again and again": [told("delivered", *BILLING, 0, [b"a"])] * 3,
+    "an event is delivered again after each restart": [
+        told("delivered", *BILLING, 0, ABC),
+        told("delivered", *BILLING, 0, [b"a"]),
+        told("restarted"),
+        told("stored", *HERE, 0, ABC),
+        told("delivered", *BILLING, 1, [b"b"]),
+    ],
+    "states are asked of what is there": [
+        told("published", *HERE, [b"d"], UNKNOWN),
+        told("stored", *HERE, 3, [b"d"]),
+        told("trimmed", *HERE, 1),
+        told("damaged", *HERE, 1, 2),
+        told("reported", *HERE, 1, 2),
+        told("restarted"),
+        told("stored", *HERE, 0, ABC),
+        told("pending", *BILLING, 2, 3),
+    ],
+    "states are asked of what is there, also if there are two": [
+        told("trimmed", *HERE, 2),
+        told("settled", *BILLING, 0, 2, "acked"),
+        told("parked", *BILLING, 1, 2),
+        told("pending", *BILLING, 2, 3),
+    ],
     "an unknown publish is there": [
         told("published", *HERE, [b"d"], UNKNOWN),
         told("stored", *HERE, 3, [b"d"]),
@@ -99,6 +151,7 @@ HEALTHY: dict[str, list[Call]] = {
         told("stored", *HERE, 2, [b"c"]),
         told("bounds", *HERE, 2, 3),
     ],
+    "no state is asked in a deleted log": [told("settled", *BILLING, 0, 1, "acked"), told("deleted", "orders")],
     "what was deleted is gone": [
         told("cursor", *BILLING, 0, 3),
         told("committed", *BILLING, 3, OK),
@@ -313,6 +366,20 @@ VIOLATIONS: dict[str, tuple[str, list[Call]]] = {
     "damage is not reported": ("I8", [told("damaged", *HERE, 0, 2), told("reported", *HERE, 0, 1)]),
     "what is whole is reported": ("I8", [told("damaged", *HERE, 0, 1), told("reported", *HERE, 0, 2)]),
     "nothing is there, and no gap is declared": ("I8", [told("bounds", *HERE, 0, 4)]),
+    "a gap is not declared again": (
+        "I8",
+        [told("gap", *HERE, 3, 4), told("restarted"), told("stored", *HERE, 0, ABC), told("bounds", *HERE, 0, 4)],
+    ),
+    "what was seen is not there again": (
+        "I8",
+        [
+            told("published", *HERE, [b"d"], UNKNOWN),
+            told("stored", *HERE, 3, [b"d"]),
+            told("restarted"),
+            told("stored", *HERE, 0, ABC),
+            told("bounds", *HERE, 0, 4),
+        ],
+    ),
     "a reader is moved over a hole": ("I8", [told("gap", *HERE, 3, 4, False)]),
     "nothing moves after the faults": ("I9", [told("progressed", 9.0), told("faults_ended", 10.0)]),
     "it moves too late after the faults": ("I9", [told("faults_ended", 10.0), told("progressed", 20.1)]),
@@ -436,12 +503,11 @@ class World:
             if payload is None:
                 self.tell("gap", *HERE, offset, offset + 1)
         readable = self.readable()
-        chance = self.chance.random  # the last two, of one publish, stay together
-        cuts = [at for at in range(1, len(readable) - 1) if readable[at] > readable[at - 1] + 1 or chance() < 0.1]
-        for first, last in pairwise([0, *cuts, len(readable)]):
-            self.tell(
-                "stored", *HERE, readable[first] if readable else 0, [self.slots[at] for at in readable[first:last]]
-            )
+        gaps = {at for at in range(1, len(readable)) if readable[at] > readable[at - 1] + 1}
+        cuts = {at for at in range(1, len(readable) - 1) if self.chance.random() < 0.1}
+        for first, last in pairwise([0, *sorted(gaps | cuts), len(readable)]):
+            payloads = [self.slots[at] for at in readable[first:last]]
+            self.tell("stored", *HERE, readable[first] if readable else 0, payloads)
         self.tell("bounds", *HERE, self.start, len(self.slots))
         self.tell("cursor", *BILLING, self.position, len(self.slots))
         for offset in readable:
@@ -569,9 +635,12 @@ def test_one_breakage_in_a_random_history_is_found(seed: int, breaks: Callable[[
 # --- what a violation says -------------------------------------------------------------------------------------------
 
 
-def test_a_violation_names_the_place_and_the_event() -> None:
+def test_a_violation_is_told_once_and_names_the_place_and_the_event() -> None:
     journal = a_journal()
+    journal.restarted()
+    journal.stored(*HERE, 0, [b"a"])
     journal.gap(*HERE, 1, 2)
+    journal.stored(*HERE, 2, [b"c"])
     name = f"event {event_id(b'b'):016x}"
     assert check(journal) == [
         Violation("I1", "log orders, partition 0, offset 1", f"{name} was acknowledged here, but is in a gap")

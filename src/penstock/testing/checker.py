@@ -303,8 +303,7 @@ class _PartitionCheck:
 
         reads, gaps = self._reads.where(self._reads.number > self._now), declared.where(declared.number > self._now)
         unread = _Spans.of(self._latest).without(_Spans.of(reads, gaps))
-        # What was acknowledged is told as I1, and what was reported just above.
-        silent = _Spans.of(silent, unread).without(_Spans.of(self._excused, self._reported, self._acknowledged))
+        silent = _Spans.of(silent, unread).without(_Spans.of(self._excused, self._acknowledged))  # the latter is I1
         self._found.note_spans("I8", self._place, silent, "nothing was read there, and no gap was declared")
 
 
@@ -472,8 +471,7 @@ def _out_of_order(keys: Ids, offsets: Integers, begun: Integers, done: Integers)
     earlier = np.arange(len(keys))
     retried = np.flatnonzero(begun[order] < done[order])
     earlier[retried] = np.searchsorted(segment | done[order], segment[retried] | begun[order][retried])
-    reached = highest[earlier]
-    return np.sort(order[(reached >= segment) & (reached > rank)])
+    return np.sort(order[highest[earlier] > rank])
 
 
 def _earliest(offsets: Integers, rows: Rows) -> Integers:

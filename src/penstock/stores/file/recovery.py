@@ -206,7 +206,10 @@ def _declare_lost(files: PartitionFiles, file: SegmentFile, tail: Tail, witness:
 
 
 def heal(files: PartitionFiles, tail: Tail) -> Tail:
-    """End the active segment where it was durable, copy what is valid behind that into a new one; returns its tail."""
+    """Copy what is valid behind the durable part of the active segment into a new one; returns its tail.
+
+    Once that is written, `forget_unproven` is to follow: until then the old segment is all that the tail speaks of.
+    """
     if tail.state == State.POISONED:
         logger.error("%s: a sync has failed; what was not proven durable is copied to a new segment", files)
     else:
@@ -220,6 +223,22 @@ def heal(files: PartitionFiles, tail: Tail) -> Tail:
             f"{files}: a sync failed, and copying what was not proven durable failed, too ({error}). Nothing is "
             f"written before that works: look at the disk, then open the store anew"
         ) from error
+
+
+def doubted(files: PartitionFiles, tail: Tail) -> Tail:
+    """Return the tail with nothing of its active segment proven to be durable, so that all of it is copied.
+
+    A record that cannot be read, in a machine that runs, may have told of a sync that failed.
+    """
+    if not tail.inode or tail.state == State.DAMAGED:
+        return tail
+    first = files.open(SegmentName(tail.segment_base, tail.segment_epoch)).first
+    return tail._replace(
+        state=State.POISONED,
+        durable_position=first.end_position,
+        durable_number=first.number + 1,
+        durable_end=tail.segment_base,
+    )
 
 
 def _copy_unproven(files: PartitionFiles, tail: Tail) -> Tail:
@@ -243,7 +262,7 @@ def _copy_unproven(files: PartitionFiles, tail: Tail) -> Tail:
         predecessor=old.facts.predecessor if superseded else predecessor,
         blocks=copied.encode,
     )
-    healed = tail._replace(
+    return tail._replace(
         state=State.OPEN,
         witnessed=False,
         epoch=name.epoch,
@@ -257,20 +276,21 @@ def _copy_unproven(files: PartitionFiles, tail: Tail) -> Tail:
         end=copied.offset,
         durable_end=copied.offset,
     )
+
+
+def forget_unproven(files: PartitionFiles, tail: Tail, healed: Tail) -> None:
+    """End the segment of `tail` where it was durable, and remove what the healed one supersedes."""
+    old = SegmentName(tail.segment_base, tail.segment_epoch)
+    new = SegmentName(healed.segment_base, healed.segment_epoch)
     try:
+        if old.base != new.base:
+            file = files.open(old)
+            files.disk.truncate(file.descriptor, tail.durable_position)
         # The old one, if nothing in it was durable; or one that a roll was making when it was cut off.
-        files.remove([other for other in segment_names(files.disk, files.directory) if _supersedes(name, other)])
-        if not superseded:
-            files.disk.truncate(old.descriptor, tail.durable_position)
+        same = [name for name in segment_names(files.disk, files.directory) if name.base == new.base]
+        files.remove([name for name in same if name.epoch < new.epoch])
     except OSError as error:
-        logger.warning(
-            "%s: %s could not be cut to its durable part: %s; readers stop there anyway", files, old.name, error
-        )
-    return healed
-
-
-def _supersedes(name: SegmentName, other: SegmentName) -> bool:
-    return name.base == other.base and name.epoch > other.epoch
+        logger.warning("%s: %s could not be cut to its durable part: %s; readers stop there anyway", files, old, error)
 
 
 def producers_up_to(file: SegmentFile, position: int) -> ProducerTable:

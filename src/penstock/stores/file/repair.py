@@ -224,8 +224,9 @@ class _Repair:
         recovered = recover(self._files, self._tail, max(witness, self._report.end))
         if recovered.damages:
             raise recovered.damages[0].error()
-        tail = recovered.tail
-        self._tails.write(self._files.slot, tail._replace(epoch=max(tail.epoch, self._epoch), state=State.OPEN))
+        # Of no boot, so that whoever comes next recovers the log once more, and asks the cursors how far it went.
+        tail = recovered.tail._replace(boot_id=bytes(16), state=State.OPEN)
+        self._tails.write(self._files.slot, tail._replace(epoch=max(tail.epoch, self._epoch)))
         self._done += [
             f"{self._files}: {damage.kind} at byte {damage.byte} of {damage.file}: " + _outcome(damage)
             for damage in self._report.damages

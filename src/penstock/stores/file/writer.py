@@ -30,7 +30,16 @@ from penstock.stores.file.commit import (
     encode_data_block,
     encode_marker,
 )
-from penstock.stores.file.recovery import empty_tail, heal, is_believed, producers_up_to, recover, remember
+from penstock.stores.file.recovery import (
+    doubted,
+    empty_tail,
+    forget_unproven,
+    heal,
+    is_believed,
+    producers_up_to,
+    recover,
+    remember,
+)
 from penstock.stores.file.segment import Predecessor, SegmentFile, SegmentName
 from penstock.stores.file.tail import State, Tail, Tails
 
@@ -146,7 +155,7 @@ class PartitionWriter:
         if tail is not None and tail.state == State.DELETED and tail.log_id == self._files.log_id:
             raise TopicDeleted(self._files.topic.log_id)
         if tail is None or not is_believed(tail, self._files):
-            tail = self._recover(tail)
+            tail = self._recover(tail, doubts=tail is None and any(self._tails.read_raw(self._files.slot, 1)))
         try:
             if tail.state in {State.SYNCING, State.POISONED}:
                 tail = self._heal(tail)
@@ -164,11 +173,12 @@ class PartitionWriter:
             raise self._damages[0].error()
         self._catch_up(tail)
 
-    def _recover(self, old: Tail | None) -> Tail:
+    def _recover(self, old: Tail | None, *, doubts: bool = False) -> Tail:
         recovered = recover(self._files, old, self._witness())
         self._damages = recovered.damages
         self._file = None
-        self._tail = self._tails.write(self._files.slot, recovered.tail)
+        tail = doubted(self._files, recovered.tail) if doubts else recovered.tail
+        self._tail = self._tails.write(self._files.slot, tail)
         return self._tail
 
     def _heal(self, tail: Tail) -> Tail:
@@ -178,7 +188,9 @@ class PartitionWriter:
             self._stopped = stopped
             raise
         self._file = None
-        return self._tails.write(self._files.slot, healed)
+        written = self._tails.write(self._files.slot, healed)
+        forget_unproven(self._files, tail, healed)
+        return written
 
     def _catch_up(self, tail: Tail) -> None:
         """Make this process's knowledge that of the tail."""

@@ -87,11 +87,11 @@ class Aftermath:
         for partition, offset, payloads in seen:
             self._journal.stored(*partition, offset, payloads)
 
-    def examine(self) -> list[str]:
-        """Return what is wrong, in words; nothing, as it should be."""
+    def examine(self, *, goes_on: bool = True) -> list[str]:
+        """Return what is wrong, in words; nothing, as it should be. Going on is most of the work."""
         with _silence():
             try:
-                self._examine()
+                self._examine(goes_on=goes_on)
             except Exception as error:  # noqa: BLE001 - whatever it is, it should not be
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 self.problems.append(f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")
@@ -100,7 +100,7 @@ class Aftermath:
         ]
         return self.problems
 
-    def _examine(self) -> None:
+    def _examine(self, *, goes_on: bool) -> None:
         if not self._trusts_syncs:
             self._repair()
         store = FileStore(ROOT, settings=SMALL, platform=self._machine.platform)
@@ -111,26 +111,25 @@ class Aftermath:
                 self._check_topics(store)
                 self._check_parked(store)
                 self._check_manifests(store)
-            report = verify(ROOT, self._machine.platform)
-            if not report.ok:
-                self.problems.append(f"verify: {report.damages} {report.state}")
             self.opening = False
-            self._check_leases(store)
-            self._go_on(store)
-            if self._trusts_syncs:
-                self._enter(store)
-            self._read(store)
+            if goes_on:
+                report = verify(ROOT, self._machine.platform)
+                if not report.ok:
+                    self.problems.append(f"verify: {report.damages} {report.state}")
+                self._check_leases(store)
+                self._go_on(store)
+                if self._trusts_syncs:
+                    self._enter(store)
+                self._read(store)
         finally:
             store.close()
 
     def _repair(self) -> None:
         """Repair what is damaged, as a person would: look, do, and look again."""
         for _ in range(REPAIRS_MAX):
-            actions = plan(ROOT, self._machine.platform)
-            if not actions:
-                return
-            apply(ROOT, self._machine.platform, actions, settings=SMALL)
-        self.problems.append(f"after {REPAIRS_MAX} repairs there is still something to repair: {actions}")
+            apply(ROOT, self._machine.platform, plan(ROOT, self._machine.platform), settings=SMALL)
+        if left := plan(ROOT, self._machine.platform):
+            self.problems.append(f"after {REPAIRS_MAX} repairs there is still something to repair: {left}")
 
     def _told(self, kind: type[Act], log_id: str) -> bool:
         """Say whether something of this kind was begun with a log."""

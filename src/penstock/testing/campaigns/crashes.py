@@ -5,21 +5,19 @@ opens. Before each operation that changes the medium the machine is copied, and 
 way, or its process is killed; `aftermath.Aftermath` says what must hold then. In some of them a second crash comes
 while the store is being opened.
 
-A finding names the seed, the operation and the survival, and lists the last operations: `replay` shows it again.
+A finding is a `Crash`, as Python writes it. `replay` shows it again: the operations before it, what survived, and what
+is wrong then.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from penstock.testing.campaigns.aftermath import Aftermath
-from penstock.testing.campaigns.campaign import Campaign
+from penstock.testing.campaigns.campaign import Campaign, Report
 from penstock.testing.campaigns.life import Life
 from penstock.testing.machine import SURVIVALS, Machine, Survival
-
-if TYPE_CHECKING:
-    from penstock.testing.campaigns.campaign import Report
 
 KILL = "the process is killed"
 ALL_FROM = 20_000
@@ -27,6 +25,8 @@ ALL_FROM = 20_000
 SAMPLE = 3
 SECOND_CRASH = 0.25
 """In this share of the states, another crash comes during recovery."""
+GOES_ON = 0.5
+"""In this share of them the store is also verified, and used again."""
 RECOVERY_STEPS = 40
 SHOWN = 12
 """So many operations before the crash are shown."""
@@ -39,14 +39,8 @@ class Crash(NamedTuple):
     operation: int
     how: Survival | None
     """None if the process is killed."""
-    second: tuple[int, Survival] | None = None
-    """Before which operation of the recovery the power is lost again, and what survives."""
-
-    def __str__(self) -> str:
-        text = f"seed {self.seed}, crash before operation {self.operation}, {self.how or KILL}"
-        if self.second is not None:
-            text += f"; again before operation {self.second[0]} of the recovery, {self.second[1]}"
-        return text
+    second: tuple[int, Survival | None] | None = None
+    """Before which operation of the recovery it crashes again, and how."""
 
 
 class _Enough(BaseException):
@@ -74,10 +68,10 @@ def _crash_everywhere(seed: int, report: Report) -> None:
                 raise _Enough
             second = None
             if chance.random() < SECOND_CRASH:
-                second = (chance.randrange(RECOVERY_STEPS), chance.choice(SURVIVALS))
-            problems = _examine(Crash(seed, number, how, second), machine, life, report)
-            if problems:
-                report.found(_told(problems, machine, operation), str(Crash(seed, number, how, second)))
+                second = (chance.randrange(RECOVERY_STEPS), chance.choice(ways))
+            at = Crash(seed, number, how, second)
+            if problems := _examine(at, machine, life, report):
+                report.found(_told(problems, machine, operation), str(at))
             report.finish_round()
 
     machine.on_step = crash
@@ -93,20 +87,20 @@ def _crash_everywhere(seed: int, report: Report) -> None:
 
 def _examine(crash: Crash, machine: Machine, life: Life, report: Report) -> list[str]:
     """Crash a copy of the machine, and perhaps once more while it recovers; return what is wrong then."""
-    chance = random.Random(f"{crash.seed}/{crash.operation}/{crash.how}")
-    after = machine.after_kill() if crash.how is None else machine.after_power_loss(crash.how, chance)
+    chance = _chance_of(crash)
+    after = _crashed(machine, crash.how, chance)
     aftermath = Aftermath(after, life.history)
     left: list[tuple[Machine, Aftermath]] = []
 
     def crash_again(_operation: str) -> None:
         if aftermath.opening and crash.second is not None and len(after.operations) == crash.second[0]:
-            again = after.after_power_loss(crash.second[1], chance)
+            again = _crashed(after, crash.second[1], chance)
             left.append((again, Aftermath(again, life.history, aftermath.seen)))
 
     after.on_step = crash_again
-    problems = aftermath.examine()
+    problems = aftermath.examine(goes_on=chance.random() < GOES_ON)
     report.count("crash states")
-    report.count(f"crashed: {crash.how or KILL}")
+    report.count(f"{crash.how or KILL}")
     # What was acknowledged and read since must outlast the next power loss, which takes all that was not synced.
     if crash.operation % 4 == 0:
         again = after.after_power_loss(SURVIVALS[1], chance)
@@ -120,17 +114,25 @@ def _examine(crash: Crash, machine: Machine, life: Life, report: Report) -> list
     return problems
 
 
-def replay(crash: Crash) -> list[str]:
-    """Show a crash again: return the operations up to it, and what is wrong after it."""
+def _chance_of(crash: Crash) -> random.Random:
+    return random.Random(f"{crash.seed}/{crash.operation}/{crash.how}")
+
+
+def _crashed(machine: Machine, how: Survival | None, chance: random.Random) -> Machine:
+    return machine.after_kill() if how is None else machine.after_power_loss(how, chance)
+
+
+def replay(crash: Crash) -> str:
+    """Show a crash again: the operations up to it, what survived, and what is wrong after it."""
     machine = Machine(crash.seed)
     life = Life(machine, crash.seed)
-    found: list[str] = []
+    told: list[str] = []
 
     def stop(operation: str) -> None:
         if len(machine.operations) == crash.operation:
-            from penstock.testing.campaigns.campaign import Report
-
-            found.append(_told(_examine(crash, machine, life, Report(rounds=1)), machine, operation))
+            after = _crashed(machine, crash.how, _chance_of(crash))
+            told.extend([_told([], machine, operation), str(crash.how or KILL), *after.disk.differences(machine.disk)])
+            told.extend(_examine(crash, machine, life, Report(rounds=1)) or ["nothing is wrong"])
             raise _Enough
 
     machine.on_step = stop
@@ -140,7 +142,7 @@ def replay(crash: Crash) -> list[str]:
         pass
     finally:
         machine.turn_off()
-    return found
+    return "\n".join(told)
 
 
 def _told(problems: list[str], machine: Machine, operation: str) -> str:

@@ -7,8 +7,8 @@ torn, corrupt, missing or foreign, and located: file, byte, and the offsets of e
 nothing else. Each damage is walked over; a share of the flips and cuts, and all else, is verified, read and recovered
 as well (`damage_segments`), and some of it repaired in files (`damage_repair`).
 
-**Databases.** Two bits of every byte of `control.db` and `bulk.db` are flipped, other ones with the next seed, all eight
-in four seeds; and one of every fourth byte when there is a WAL. See `damage_databases` for what is promised.
+**Databases.** One bit of every byte of `control.db` and `bulk.db` is flipped, another one with the next seed, all eight
+in eight seeds; and one of every fourth byte of their WALs. See `damage_databases` for what is promised.
 
 A round is a share of all this, so that `SHARES` rounds do all of it.
 """
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.testing.campaigns.campaign import Campaign
 from penstock.testing.campaigns.damage_cases import bits_of, combined, cut, files, flipped, lengths_of, pages
-from penstock.testing.campaigns.damage_databases import DatabaseLaboratory
+from penstock.testing.campaigns.damage_databases import WALS, DatabaseLaboratory
 from penstock.testing.campaigns.damage_repair import repair
 from penstock.testing.campaigns.damage_segments import Laboratory
 from penstock.testing.campaigns.damage_specimen import Specimen
@@ -53,7 +53,7 @@ def run(report: Report, seed: int) -> None:
     chance.shuffle(order)
     directory = Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
     try:
-        with _silence():
+        with silence():
             shares = _Shares(directory, report, seed, chance)
             for number in range(report.rounds):
                 shares.run(order[number % SHARES], number // SHARES)
@@ -63,7 +63,7 @@ def run(report: Report, seed: int) -> None:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Keep the store from telling each damage to the log of the program, too."""
     logger = logging.getLogger("penstock")
     before = logger.level
@@ -125,14 +125,13 @@ class _Shares:
         repair(self._specimen, case, self._laboratory.hit_by(case), self._directory / "copy", self._report)
 
     def _flip_databases(self, share: int, again: int) -> None:
-        first = (self._seed + again) % 4
+        turn = self._seed + again
         for name, data in self._databases.files.items():
             for byte in range(share, len(data), SHARES):
-                for bit in (first, first + 4):
-                    self._databases.flip(name, 8 * byte + bit, in_files=self._chance.random() < IN_FILES)
-        for name, data in self._databases.moments[-1].items():
-            for byte in range(share * 4 + first, len(data), SHARES * 4):
-                self._databases.flip_beside_wal(name, 8 * byte + self._chance.randrange(8))
+                self._databases.flip(name, 8 * byte + turn % 8, in_files=self._chance.random() < IN_FILES)
+        for name in WALS:
+            for byte in range(share * 4 + turn % 4, len(self._databases.moments[-1][name]), SHARES * 4):
+                self._databases.flip_in_wal(name, 8 * byte + self._chance.randrange(8))
 
 
 CAMPAIGN = Campaign(

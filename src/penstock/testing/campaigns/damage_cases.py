@@ -1,7 +1,7 @@
 """Every way in which the segments of the specimen are damaged.
 
-* **flips and cuts**: each bit of each byte of a sealed segment, of the active one, of an index and of the file that says
-  where the log begins; and each length to which they can be cut;
+* **flips and cuts**: each bit of each byte of a sealed segment, of the active one, of an index and of the file that
+  says where the log begins; and each length to which they can be cut;
 * **pages** of 512 bytes and of 4 KiB: zeroed, swapped, of an earlier moment, of the same file of another partition;
 * **files**: missing, doubled under another name, of another partition or log;
 * **combinations** of the above, drawn.
@@ -145,7 +145,7 @@ def _missing(log: Log) -> Iterator[Case]:
 
 
 def _doubled(log: Log) -> Iterator[Case]:
-    """Copies under names that are not theirs: another epoch, or an offset inside of a segment."""
+    """Yield copies under names that are not theirs: another epoch, or an offset inside of a segment."""
     sealed = log.layouts[:-1]
     names = [layout.name._replace(epoch=1) for layout in sealed]
     names += [SegmentName(layout.name.base + 1, 0) for layout in sealed]
@@ -159,7 +159,7 @@ def _doubled(log: Log) -> Iterator[Case]:
 
 
 def _foreign(log: Log, stranger: Log) -> Iterator[Case]:
-    """Whole segments of others: foreign if the name is theirs, else they are not even what they are called."""
+    """Yield whole segments of others: foreign if the name is theirs, else they are not even what they are called."""
     for layout in log.layouts[:-1]:
         for other in stranger.layouts:
             kind = FOREIGN if other.name == layout.name else CORRUPT
@@ -170,7 +170,7 @@ def _foreign(log: Log, stranger: Log) -> Iterator[Case]:
 
 
 def _indexes(log: Log, stranger: Log) -> Iterator[Case]:
-    """An index that is whole, and another segment's: nothing may rest on it."""
+    """Yield indexes that are whole, and another segment's: nothing may rest on them."""
     for source in (log, stranger):
         for layout in log.layouts[:-1]:
             for other in source.layouts[:-1]:

@@ -53,7 +53,7 @@ TESTIFIED: Final = "end that cursors and parked rows testify to"
 FLIP: Final = "a bit of a database flipped"
 JOURNAL_BYTES: Final = (18, 19)
 """Of a database: they say that it has a WAL, which one in memory cannot have."""
-WAL_FILES: Final = (CONTROL, f"{CONTROL}-wal", BULK, f"{BULK}-wal")
+WALS: Final = (f"{CONTROL}-wal", f"{BULK}-wal")
 
 Answers = dict[str, list[Any]]
 """What each read gave, one item per row."""
@@ -112,7 +112,7 @@ class DatabaseLaboratory:
             ]
             for step in [lambda: None, *steps]:
                 step()
-                paths = [copy / name for name in WAL_FILES]
+                paths = [copy / name for name in (CONTROL, BULK, *WALS)]
                 moments.append({path.name: path.read_bytes() for path in paths if path.exists()})
         shutil.rmtree(copy)
         return moments
@@ -131,13 +131,13 @@ class DatabaseLaboratory:
         self._report.count(FLIP)
         self._judge(answers, where, lambda: damaged)
 
-    def flip_beside_wal(self, name: str, bit: int) -> None:
-        """Flip a bit of a database that has a WAL, or of the WAL, and read everything."""
-        where = f"with a WAL: {name}, bit {bit % 8} of byte {bit // 8}"
+    def flip_in_wal(self, name: str, bit: int) -> None:
+        """Flip a bit of a WAL, and read everything."""
+        where = f"{name}, bit {bit % 8} of byte {bit // 8}"
         last = self.moments[-1]
         damaged = last | {name: _flipped(last[name], bit)}
         answers = self._read_files(damaged)
-        self._report.count(f"{FLIP}, with a WAL")
+        self._report.count("a bit of a WAL flipped")
         if any(_agrees(answers, truth) for truth in self._truths[:-1]) and not _agrees(answers, self._truths[-1]):
             self._report.count(EARLIER)
             return

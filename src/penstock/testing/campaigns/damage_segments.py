@@ -100,7 +100,7 @@ class Laboratory:
 
     def _hold(self, case: Case, boot_id: bytes) -> PartitionFiles:
         log = case.log
-        files = {path: data for path, data in (log.files | case.files).items() if data is not None}
+        files = {path: data for path, data in {**log.files, **case.files}.items() if data is not None}
         self._disk.hold(files, log.inodes)
         return PartitionFiles(
             self._platforms[boot_id],
@@ -131,7 +131,9 @@ class Laboratory:
         if sorted(told, key=str) != sorted(expected, key=str) and not (
             self._is_entangled(case) and hit <= offsets_of(told, case.log.end)
         ):
-            self._found(case, f"verifying told {told} and must tell {list(expected)} (the tail is believed: {believed})")
+            self._found(
+                case, f"verifying told {told} and must tell {list(expected)} (the tail is believed: {believed})"
+            )
         return hit
 
     def _expected(self, case: Case, *, believed: bool) -> tuple[Expected, ...]:
@@ -164,6 +166,8 @@ class Laboratory:
         reader = PartitionReader(self._disk, log.directory, log.topic, log.number)
         reader.refresh(tail)
         end = max(tail.end, tail.durable_end)
+        if end != log.end:
+            self._found(case, f"{after}: the log ends at {end}, so that offsets up to {log.end} would be given again")
         wrong = read_around(lambda start: reader.read(start, end, PLENTY, None), log, hit, end)
         if wrong is not None:
             self._found(case, f"{after}: {wrong}")
@@ -195,8 +199,8 @@ def read_around(
 ) -> str | None:
     """Read all that can be read, and return what is wrong with it.
 
-    Offsets that were hit must be told of as damaged, be a gap, or be beyond the end of a log that is shorter now; `lost`
-    ones must be a gap, and all others be there.
+    Offsets that were hit must be told of as damaged, be a gap, or be beyond the end of a log that is shorter now;
+    `lost` ones must be a gap, and all others be there.
     """
     seen: dict[int, str] = {}
     start = log.first
@@ -210,10 +214,11 @@ def read_around(
                 seen.update(enumerate(found, item.range.start))
                 start = item.range.stop
         except Corruption as error:
-            if error.start != start or error.stop is None or error.stop <= start:
+            stop = end if error.stop is None else error.stop
+            if error.start != start or stop <= start:
                 return f"asked for offset {start}, it told of {error}"
-            seen.update(dict.fromkeys(range(start, error.stop), DAMAGED))
-            start = error.stop
+            seen.update(dict.fromkeys(range(start, stop), DAMAGED))
+            start = stop
         except Exception as error:  # noqa: BLE001 - no damage may end it
             return f"asked for offset {start}, it ended with {error!r}"
     allowed = {offset: {GAP, DAMAGED} for offset in hit} | {offset: {GAP} for offset in lost or ()}

@@ -20,6 +20,7 @@ from penstock.stores.file.platform import Platform, SystemDisk, connect_sqlite
 from penstock.stores.file.scan import walk
 from penstock.stores.file.segment import SegmentFile, SegmentName, segment_names
 from penstock.stores.file.store import FileStore
+from penstock.testing.campaigns.damage_disk import HastyDisk
 from penstock.testing.conformance.builders import (
     OTHER_PRODUCER,
     PRODUCER,
@@ -152,7 +153,9 @@ def small_pages(path: Path) -> sqlite3.Connection:
 
 def a_platform(chance: random.Random, boot_id: bytes = BOOT) -> Platform:
     """Return the machine's own files, with a clock and chance that are the same every time."""
-    return Platform(clock=VirtualClock(), random=chance.randbytes, boot_id=boot_id, connect=small_pages)
+    return Platform(
+        disk=HastyDisk(), clock=VirtualClock(), random=chance.randbytes, boot_id=boot_id, connect=small_pages
+    )
 
 
 def open_store(root: Path, platform: Platform) -> FileStore:

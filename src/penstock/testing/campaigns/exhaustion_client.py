@@ -17,6 +17,7 @@ from penstock.rows import ParkedFilter, Partition, Scheduled, Shard, Subscriptio
 from penstock.settings import FileSettings
 from penstock.stores.file.platform import Platform
 from penstock.stores.file.store import FileStore
+from penstock.stores.file.tail import State
 from penstock.stores.file.verify import verify
 from penstock.testing.checker import check
 from penstock.testing.conformance.builders import PLENTY, a_cursor, a_parked, a_part, an_event, append, commit
@@ -162,6 +163,12 @@ class Client:
         log = self._any_log()
         for start, payloads in self._stored_in(log):
             self._journal.stored(log, 0, start, payloads)
+
+    def die_in_a_sync(self) -> None:
+        """Leave a log as a process does that is killed during a sync: whoever writes next has to copy its end."""
+        log = self.store.log
+        handle = log.handle(Partition(self._any_log(), 0))
+        log.tails.write(handle.files.slot, log.tail(handle), state=State.SYNCING)
 
     def _any_log(self) -> str:
         return self._chance.choice(self._logs)

@@ -9,7 +9,8 @@ import random
 import resource
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 
 ACTIONS: Final = 12
 """How much is done before something runs out, and how much meanwhile."""
-PUBLISHES_MAX: Final = 2_000
-"""More than fit on the disk."""
-COMMITS_IN_RESERVE: Final = 5
+SPACE_BYTES: Final = 3_000_000
+"""What is free before it is published away, the reserve included."""
+REFUSALS: Final = 10
+"""After so many in a row, large and small, the disk is full."""
+COMMITS_IN_RESERVE: Final = 10
 FREE_DESCRIPTORS_MAX: Final = 12
 
 
@@ -60,11 +63,13 @@ def is_full(error: Exception) -> bool:
 
 def fill_disk(child: Child, *, directory: str, seed: int) -> None:
     """Use a store on a disk that is full from time to time."""
-    chance = random.Random(seed)  # noqa: S311 - the same seed does the same
+    chance = random.Random(seed)
     root = Path(directory) / "store"
     try:
         client, ballast = Client(root, chance, is_full), Ballast(root.parent)
         work_normally(client, chance)
+        if chance.random() < 0.3:
+            client.tries(client.die_in_a_sync)
         if chance.random() < 0.25:
             publish_into_the_reserve(client, ballast)
         else:
@@ -78,12 +83,12 @@ def fill_disk(child: Child, *, directory: str, seed: int) -> None:
 
 
 def publish_into_the_reserve(client: Client, ballast: Ballast) -> None:
-    """Publish until the disk is full: what is left to the cursors is enough to settle, and to remove what was read."""
-    with ballast.leaving(3_000_000):
+    """Publish until not even the smallest fits: what is left is enough to settle, and to remove what was read."""
+    with ballast.leaving(SPACE_BYTES):
         with client.lacking():
-            refused = not all(client.tries(client.publish) for _ in range(PUBLISHES_MAX))
-        if not refused:
-            client.complaints.append("the disk never became full")
+            refusals = 0
+            while refusals < REFUSALS:
+                refusals = 0 if client.tries(client.publish) else refusals + 1
         for _ in range(COMMITS_IN_RESERVE):
             client.tries(client.commit)
         client.tries(client.trim)
@@ -96,11 +101,10 @@ def publish_into_the_reserve(client: Client, ballast: Ballast) -> None:
 def few_descriptors(free: int) -> Iterator[None]:
     """In this block the process can open so many files more, and no others."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    descriptors = open_descriptors()
-    # The limit is on numbers, which are given from the lowest free one on.
-    limit = next(
-        limit for limit in range(len(descriptors) + 1000) if limit - sum(d < limit for d in descriptors) == free
-    )
+    descriptors = set(open_descriptors())
+    # The limit is on numbers, and the lowest that are free are given first.
+    unused = (number for number in count() if number not in descriptors)
+    limit = next(islice(unused, free, None))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
         yield
@@ -110,7 +114,13 @@ def few_descriptors(free: int) -> Iterator[None]:
 
 def open_descriptors() -> list[int]:
     """Return the numbers of all files that this process has open."""
-    return [int(name) for name in os.listdir("/proc/self/fd")][:-1]  # noqa: PTH208 - the last is the directory itself
+    gc.collect()  # a store that was given up may hold some until then
+    found = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the numbers are wanted, not paths
+        with suppress(OSError):  # the one by which they were listed
+            os.fstat(int(name))
+            found.append(int(name))
+    return found
 
 
 def is_about_descriptors(error: Exception) -> bool:
@@ -122,21 +132,23 @@ def is_about_descriptors(error: Exception) -> bool:
 
 def use_up_descriptors(child: Child, *, directory: str, seed: int) -> None:
     """Use a store while the process can hardly open a file."""
-    chance = random.Random(seed)  # noqa: S311 - the same seed does the same
+    chance = random.Random(seed)
     root = Path(directory) / "store"
     try:
         client = Client(root, chance, is_about_descriptors)
         work_normally(client, chance)
+        client.store.close()
+        before = len(open_descriptors())
         client.reopen()
-        before = open_descriptors()
+        if chance.random() < 0.3:
+            client.tries(client.die_in_a_sync)
         with few_descriptors(chance.randrange(FREE_DESCRIPTORS_MAX)), client.lacking():
             work(client, chance)
         goes_on(client, chance)
-        client.reopen()
-        gc.collect()  # of the handles that were given up, some refer to each other
-        left = open_descriptors()
-        if len(left) > len(before):
-            client.complaints.append(f"{len(left) - len(before)} descriptors were left open")
+        client.store.close()
+        left = len(open_descriptors()) - before
+        if left > 0:
+            client.complaints.append(f"{left} descriptors were left open")
         finish(child, client)
     finally:
         shutil.rmtree(root)
@@ -187,7 +199,7 @@ def warm_up() -> None:
     """Use a store once, so that everything that is imported or set up at its first use is."""
     directory = Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
     try:
-        chance = random.Random(0)  # noqa: S311 - the same seed does the same
+        chance = random.Random(0)
         client = Client(directory / "store", chance, is_full)
         work_normally(client, chance)
         client.look()

@@ -343,7 +343,7 @@ class Life:
 
     def sweep(self) -> None:
         """Purge dead rows, and let retention look."""
-        self._perform(Act(what="retain"), lambda: self.store.log.retain())
+        self._perform(Act(what="retain"), self.store.log.retain)
 
     def lease(self) -> None:
         """Acquire a lease."""
@@ -362,12 +362,11 @@ class Life:
         self._perform(act, lambda: self.store.manifests.prepare(manifest))
 
     def finish(self) -> None:
-        """Finish the manifests that are prepared."""
-        for manifest in self.store.manifests.unfinished():
-            self._perform(
-                Act(what=f"finish batch {manifest.batch}"),
-                lambda manifest=manifest: self.store.manifests.finish("lake", "q", manifest.batch),
-            )
+        """Finish a manifest that is prepared."""
+        unfinished = self.store.manifests.unfinished()
+        if unfinished:
+            batch = unfinished[0].batch
+            self._perform(Act(what=f"finish batch {batch}"), lambda: self.store.manifests.finish("lake", "q", batch))
 
     # --- entrances ------------------------------------------------------------------------------
 
@@ -456,7 +455,7 @@ class _Host:
             raise UnknownTopic(name, topics)
         return topics[name]
 
-    def forgotten_if_deleted(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002 - nothing is remembered
+    def forgotten_if_deleted(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
 

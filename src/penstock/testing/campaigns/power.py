@@ -74,7 +74,7 @@ def run(report: Report, seed: int, *, plant: str = "") -> None:
 
 def _run_image(report: Report, seed: int, zygote: Zygote, directory: Path) -> None:
     number = report.done
-    chance = random.Random(f"{seed}-{number}")  # noqa: S311 - the same seed does the same
+    chance = random.Random(f"{seed}-{number}")
     ledger = Ledger(report, lambda: f"seed {seed}, image of round {number}, round {report.done}", refusals=REFUSALS)
     device = Device(directory)
     device.format(chance.choice([1024, 4096]))
@@ -159,6 +159,7 @@ class Store:
             count -= isinstance(message, Answered)
             if count == 0:
                 return
+        self._ledger.found(f"the power is on, but process {child.pid} has ended")
 
     def _hear_in_step(self, child: Child, count: int, last: type[Call]) -> None:
         """Take in what it says in step, until so many and then one of this kind were answered: it waits then."""
@@ -172,6 +173,7 @@ class Store:
                 if count <= -ANSWERS_MAX or (count <= 0 and isinstance(call, last)):
                     return
                 child.tell("go")
+        self._ledger.found(f"the power is on, but process {child.pid} has ended")
 
     def _cut(self, spin_seconds: float) -> None:
         """Let the power fail, at no special moment."""

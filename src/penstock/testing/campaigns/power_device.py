@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 IMAGE_BYTES: Final = 24 << 20
 TOOL_SECONDS: Final = 60.0
-_TOOLS: Final = ("mkfs.ext4", "mount", "umount")
 _IOC_SHUTDOWN: Final = 0x8004587D  # _IOR('X', 125, __u32), EXT4_IOC_SHUTDOWN
 
 
@@ -61,7 +60,14 @@ class Device:
         try:
             yield
         finally:
+            self._unmount()
+
+    def _unmount(self) -> None:
+        try:
             _run("umount", str(self.mount_point))
+        except OSError:
+            _run("umount", "-l", str(self.mount_point))  # whatever keeps it, it is not left behind
+            raise
 
     def cut(self, how: Cut) -> None:
         """Let the power fail."""

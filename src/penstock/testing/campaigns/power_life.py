@@ -42,7 +42,7 @@ class Life:
         self._is_lasting = not source.startswith("own")
         now_us = Platform().clock.time_us()
         self._producer = lasting_id(source) if self._is_lasting else process_producer(now_us)
-        self._chance = random.Random(seed)  # noqa: S311 - the same seed does the same
+        self._chance = random.Random(seed)
 
     def begin(self) -> None:
         """Create the topics that are not there."""

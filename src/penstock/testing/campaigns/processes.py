@@ -39,12 +39,17 @@ if TYPE_CHECKING:
 WRITERS: Final = 8
 IMPATIENT_SECONDS: Final = 0.3
 PATIENT_SECONDS: Final = 30.0
+"""How long writers wait for a turn: every second one is impatient."""
 STORE_ROUNDS: Final = 50
 """After so many rounds a new store is begun: what one journal holds is bounded."""
 CHECK_ROUNDS: Final = 10
+"""So often all rest and everything is looked at."""
 REPORTS_MAX: Final = 60
 """A round ends after at most so many reports."""
+LOOK_SECONDS: Final = 1.0
+"""So often it is looked who is silent."""
 STALLS_AWAITED: Final = 2
+"""So many refusals are awaited while a writer is stopped in its turn."""
 SPIN_SECONDS_MAX: Final = 0.003
 STOP_SECONDS_MAX: Final = 0.3
 REFUSALS: Final = frozenset({"WriterStalled", "TrimRefused", "Fenced"})
@@ -69,7 +74,7 @@ def run(report: Report, seed: int, *, plant: str = "") -> None:
 
 def _run_store(report: Report, seed: int, zygote: Zygote, directory: Path) -> None:
     number = report.done
-    chance = random.Random(f"{seed}-{number}")  # noqa: S311 - the same seed does the same
+    chance = random.Random(f"{seed}-{number}")
     ledger = Ledger(report, lambda: f"seed {seed}, store of round {number}, round {report.done}", refusals=REFUSALS)
     crew = Crew(report, ledger, zygote, directory, chance)
     try:
@@ -96,11 +101,10 @@ def _run_store(report: Report, seed: int, zygote: Zygote, directory: Path) -> No
 class Writer:
     """One of the crew."""
 
-    def __init__(self, child: Child, number: int, generation: int, settings: FileSettings) -> None:
+    def __init__(self, child: Child, number: int, generation: int) -> None:
         self.child = child
         self.number = number
         self.generation = generation
-        self.is_patient = settings.stall_seconds == PATIENT_SECONDS
         self.is_stopped = False
         self.is_resting = False
         self.in_turn: InTurn | None = None
@@ -139,8 +143,9 @@ class Crew:
 
     def found_store(self) -> None:
         """Make the store."""
-        settings = self._settings(PATIENT_SECONDS)
-        self._hear_out(self._zygote.start(processes_writer.found_store, root=self._root, settings=settings))
+        self._hear_out(
+            self._zygote.start(processes_writer.found_store, root=self._root, settings=self._settings(PATIENT_SECONDS))
+        )
 
     def fill(self) -> None:
         """Start all writers."""
@@ -151,12 +156,11 @@ class Crew:
         before = self._writers.get(number)
         generation = before.generation + 1 if before else 0
         lasting = f"w{number}"
-        settings = self._settings(PATIENT_SECONDS if number % 2 else IMPATIENT_SECONDS)
         child = self._zygote.start(
             processes_writer.write,
             buffer_bytes=BUFFER_BYTES,
             root=self._root,
-            settings=settings,
+            settings=self._settings(PATIENT_SECONDS if number % 2 else IMPATIENT_SECONDS),
             seed=f"{self._chance.random()}",
             lasting=lasting,
             first=self._ledger.next_sequence(lasting),
@@ -164,7 +168,7 @@ class Crew:
             repeats=self._ledger.to_repeat([lasting]),
             trims=number == 0,
         )
-        self._writers[number] = Writer(child, number, generation, settings)
+        self._writers[number] = Writer(child, number, generation)
         self._report.count("processes started")
 
     def _hear_out(self, child: Child) -> None:
@@ -199,11 +203,11 @@ class Crew:
             writer.child.tell(word)
 
     def _hear_some(self, seconds: float) -> int:
-        """Take in one message of each writer that has said something; returns how many came."""
+        """Take in one message of each writer that says something within this time; returns how many came."""
         by_connection: dict[Any, Writer] = {
             writer.child.connection: writer for writer in self._writers.values() if not writer.is_resting
         }
-        ready = wait(list(by_connection), seconds)
+        ready = wait(list(by_connection), min(seconds, LOOK_SECONDS))
         for connection in ready:
             self._hear_writer(by_connection[connection])
         self._check_silence()
@@ -310,7 +314,7 @@ class Crew:
         writer = self._writers[number]
         writer.child.tell("hold")
         while writer.in_turn is None:
-            self._hear_some(1.0)
+            self._hear_some(LOOK_SECONDS)
             if self._writers[number] is not writer:  # it has ended, which is a finding already
                 return
         self._set_stopped(writer, stopped=True)
@@ -319,7 +323,7 @@ class Crew:
         self._held, self._stalls = writer, 0
         end = time.monotonic() + ANSWER_SECONDS
         while self._stalls < STALLS_AWAITED and time.monotonic() < end:
-            self._hear_some(1.0)
+            self._hear_some(LOOK_SECONDS)
         if self._stalls < STALLS_AWAITED:
             self._ledger.found(f"{writer} is stopped in its turn, but others do not get `WriterStalled`")
         self._release(writer)
@@ -359,7 +363,7 @@ class Crew:
         while not all(writer.is_resting for writer in self._writers.values()):
             if time.monotonic() > end:
                 raise Silent("not all writers rest when they are told to")
-            self._hear_some(1.0)
+            self._hear_some(LOOK_SECONDS)
 
     def survey(self, *, boot_id: bytes | None = None) -> None:
         """Read everything, and check the journal."""

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 PAGE_BYTES: Final = 1 << 20
 TEXT_MAX: Final = 500
+_NAMES: Final = re.compile(r"^((\w+ )?%\w:? )+")
+"""What the format of a log record begins with: which partition, which file."""
 
 
 class Reporter:
@@ -109,7 +111,7 @@ class _Telling(logging.Handler):
         self._reporter = reporter
 
     def emit(self, record: logging.LogRecord) -> None:
-        kind = re.split(r"[;:(.]", record.msg.removeprefix("%s: "))[0].strip()
+        kind = re.split(r"[;:(]", _NAMES.sub("", record.msg))[0].strip()
         self._reporter.tell(Logged(record.levelno >= logging.ERROR, kind, record.getMessage()[:TEXT_MAX]))
 
 
@@ -221,7 +223,8 @@ class Actor:
     def look_at_all(self) -> None:
         """Tell what is in the store: all topics, all events, all cursors."""
         topics = self.store.log.topics()
-        self.reporter.tell(Topics([topic.log_id for topic in topics]))
+        subscribed = {topic.log_id for topic in topics if self.has_subscription(topic)}
+        self.reporter.tell(Topics({topic.log_id for topic in topics}, subscribed))
         for topic in topics:
             for partition in topic.partitions:
                 bounds = self.store.log.bounds(partition)

@@ -164,9 +164,10 @@ class Progress(NamedTuple):
 
 
 class Topics(NamedTuple):
-    """The topics that there are, as log ids."""
+    """The topics that there are, as log ids, and those of them that have their subscription."""
 
-    logs: list[str]
+    logs: set[str]
+    subscribed: set[str]
 
 
 class Verified(NamedTuple):
@@ -207,6 +208,7 @@ class Ledger:
         self._unknown: dict[tuple[str, int], Publish] = {}
         self._sequences: dict[str, int] = {}
         self._created: set[str] = set()
+        self._subscribed: set[str] = set()
         self._deleting: set[str] = set()
         self._deleted: set[str] = set()
         # Processes are not heard in the order in which things happened.
@@ -270,7 +272,7 @@ class Ledger:
             self.journal.gap(*message)
             self.found(f"nothing was damaged, but {message} is declared lost")
         elif isinstance(message, Topics):
-            self._hear_topics(set(message.logs))
+            self._hear_topics(message.logs, message.subscribed)
         elif isinstance(message, Verified):
             for damage in message.damages:
                 self.found(f"verify is clean, but it says: {damage}")
@@ -286,9 +288,6 @@ class Ledger:
             self._sequences[call.source] = max(self.next_sequence(call.source), call.first + call.length)
         elif isinstance(call, Delete):
             self._deleting.add(call.log)
-        elif isinstance(call, Trim):
-            # Already now: if its process is killed nobody tells whether it was done.
-            self.journal.trimmed(*call)
 
     def _hear_logged(self, logged: Logged) -> None:
         if logged.is_error:
@@ -309,11 +308,14 @@ class Ledger:
             self._check_error(call, answer)
         if isinstance(call, Publish):
             self._published(call, answer)
+        elif isinstance(call, Trim) and outcome != Outcome.FAILED:
+            self.journal.trimmed(*call)
         elif isinstance(call, Settle):
             self._timed.append((asked.at, lambda: self._settled(call, outcome)))
         elif isinstance(call, Acquire) and isinstance(epoch := answer.value, int):
             self._timed.append((answer.at, lambda: self.journal.granted(call.lease, epoch)))
         elif isinstance(call, Subscribe) and outcome == Outcome.OK:
+            self._subscribed.add(call.log)
             for partition in range(call.partitions):
                 self.journal.committed(SUBSCRIPTION, call.log, partition, 0, outcome)
         elif isinstance(call, Create) and isinstance(answer.value, str):
@@ -343,10 +345,12 @@ class Ledger:
         if call.lease:
             self.journal.wrote(call.lease, call.epoch, outcome)
 
-    def _hear_topics(self, logs: set[str]) -> None:
+    def _hear_topics(self, logs: set[str], subscribed: set[str]) -> None:
         self.journal.restarted()  # all of the store is told anew after this
         for log in self._created - self._deleting - logs:
             self.found(f"log {log} was created and is not there")
+        for log in (self._subscribed & logs) - subscribed:
+            self.found(f"log {log} got its subscription and has none")
         for log in self._deleted & logs:
             self.found(f"log {log} was deleted and is there again")
         for log in self._deleting - logs:

@@ -212,7 +212,7 @@ def write(
     trims: bool,
 ) -> None:
     """Be a writer: `lasting` and `own` name its sources, `repeats` is what the one before it left unknown."""
-    chance = random.Random(seed)  # noqa: S311 - the same seed does the same
+    chance = random.Random(seed)
     reporter = Reporter(connection)
     tell_what_is_logged(reporter)
     disk = HoldingDisk()

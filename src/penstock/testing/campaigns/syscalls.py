@@ -200,7 +200,7 @@ def findings(nursery: Nursery, root: Path, injection: Injection, *, rebooted: bo
 
 def run(report: Report, seed: int) -> None:
     """Run the campaign."""
-    chance = random.Random(seed)  # noqa: S311 - the same seed does the same
+    chance = random.Random(seed)
     base = Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
     try:
         with Nursery(WARM_UP) as nursery:

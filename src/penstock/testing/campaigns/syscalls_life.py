@@ -69,6 +69,7 @@ def stored_in(store: FileStore, log_id: str) -> Iterator[tuple[int, list[bytes]]
     while start < bounds.stop:
         for item in store.log.read(partition, start, bytes_max=PLENTY):
             assert isinstance(item, Batch), f"nothing was lost, but offsets are declared so: {item}"
+            assert item.start == start, f"reading from offset {start} began at {item.start}"
             yield item.start, [event.data for event in item]
             start = item.range.stop
 
@@ -122,6 +123,7 @@ class Life:
         self._attempt("schedule", lambda: store.schedule.add([row]), log=log)
         for first, count in ((8, 1), (9, 6), (15, 1)):
             self._publish(log, first, count)
+        self._read(log)
         self._commit(log, 9)
         self._attempt("trim", lambda: store.log.trim(Partition(log, 0), 8), log=log, before=8)
         self._attempt("claim", self._claim, log=log)

@@ -89,7 +89,7 @@ class Machine:
 class NoLocks:
     """The record locks of a process that is alone."""
 
-    def try_lock(self, byte: int) -> bool:  # noqa: ARG002
+    def try_lock(self, byte: int) -> bool:
         return True
 
     def lock(self, byte: int) -> None:
@@ -98,7 +98,7 @@ class NoLocks:
     def unlock(self, byte: int) -> None:
         """Nobody else wants it."""
 
-    def holder(self, byte: int) -> int | None:  # noqa: ARG002
+    def holder(self, byte: int) -> int | None:
         return None
 
 
@@ -132,5 +132,5 @@ class NoSockets:
     def sender(self) -> NoSocket:
         return NoSocket()
 
-    def receiver(self, path: Path) -> NoSocket:  # noqa: ARG002
+    def receiver(self, path: Path) -> NoSocket:
         return NoSocket()

@@ -12,8 +12,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from contextlib import closing
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +39,7 @@ class Databases:
         """Open a database as applications do: a transaction begins with the first change."""
         return self._connect(path, isolation_level="DEFERRED")
 
-    def _connect(self, path: Path, isolation_level: str | None) -> sqlite3.Connection:
+    def _connect(self, path: Path, isolation_level: Literal["DEFERRED"] | None) -> sqlite3.Connection:
         if not self._disk.exists(path):
             self._disk.close(self._disk.open(path, create=True))
             self._disk.sync_directory(path.parent)
@@ -48,13 +47,11 @@ class Databases:
         if file.number not in self._keepers:
             self._keepers[file.number] = _restored(bytes(file.content))
         uri, _ = self._keepers[file.number]
-        return sqlite3.connect(
-            uri,
-            uri=True,
-            isolation_level=isolation_level,  # type: ignore[arg-type]  # None is the documented way to do without
-            check_same_thread=False,
-            factory=partial(_Connection, file, self._disk.step, path.name),
+        connection = sqlite3.connect(
+            uri, uri=True, isolation_level=isolation_level, check_same_thread=False, factory=_Connection
         )
+        connection.belongs_to(file, self._disk.step, path.name)
+        return connection
 
     def close(self) -> None:
         """Close what keeps the databases in memory; their files have everything that was committed."""
@@ -76,8 +73,8 @@ def _restored(image: bytes) -> tuple[str, sqlite3.Connection]:
 class _Connection(sqlite3.Connection):
     """A connection whose commits are operations of the machine."""
 
-    def __init__(self, file: File, step: Callable[[str], None], name: str, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def belongs_to(self, file: File, step: Callable[[str], None], name: str) -> None:
+        """Let this file be what is on the medium."""
         self._file = file
         self._step = step
         self._name = name

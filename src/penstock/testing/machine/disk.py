@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,9 +73,7 @@ class _Write(NamedTuple):
     def parts(self, unit: int) -> list[_Write]:
         """Return the write as writes of single units; units are those of the medium, not of the write."""
         cuts = [0, *range(unit - self.position % unit, len(self.data), unit), len(self.data)]
-        return [
-            _Write(self.position + start, self.data[start:stop]) for start, stop in zip(cuts, cuts[1:], strict=False)
-        ]
+        return [_Write(self.position + start, self.data[start:stop]) for start, stop in pairwise(cuts)]
 
 
 class _Resize(NamedTuple):
@@ -265,9 +264,22 @@ class VirtualDisk:
                     found.append(path / name)
         return sorted(found)
 
+    def differences(self, before: VirtualDisk) -> list[str]:
+        """Return, in words, what a crash has taken away or left half done, file by file."""
+        mine, others = set(self.paths()), set(before.paths())
+        found = [f"{path} is gone" for path in sorted(others - mine)]
+        found += [f"{path} is back" for path in sorted(mine - others)]
+        for path in sorted(mine & others):
+            now, then = self.file(path).content, before.file(path).content
+            if now != then:
+                same = next((at for at, pair in enumerate(zip(now, then, strict=False)) if pair[0] != pair[1]), None)
+                where = "" if same is None else f", and differs from byte {same} on"
+                found.append(f"{path} has {len(now)} bytes of {len(then)}{where}")
+        return found
+
     # --- the protocol ---------------------------------------------------------------------------
 
-    def open(self, path: Path, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:  # noqa: ARG002 - nobody writes to what was opened for reading
+    def open(self, path: Path, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
         number = self._find(path)
         if number is None and create:
             parent = self._parent(path)

@@ -1,0 +1,201 @@
+"""Runs campaigns one after the other, shows how far they are, and sums up what was tried and found.
+
+The page *How Penstock is tested* has a part that is written here, after a run of all campaigns in full.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import sys
+import time
+import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+import msgspec
+
+from penstock.testing.campaigns.campaign import Campaign, Finding, Report, TooManyFindings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+MODULES = {
+    "c0": "planted",
+    "c2": "crashes",
+    "c3": "power",
+    "c4": "syscalls",
+    "c5": "faults",
+    "c6": "damage",
+    "c7": "processes",
+    "c11": "exhaustion",
+    "c12": "clocks",
+    "c14": "mutations",
+}
+"""Where each campaign is. The missing numbers are for what is not there yet: networks, servers, clusters."""
+
+BAR = 30
+SHOW_SECONDS = 0.2
+BEGIN, END = "<!-- written by `make campaign`: begin -->", "<!-- written by `make campaign`: end -->"
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a campaign."""
+
+    name: str
+    title: str
+    unit: str
+    seed: int
+    asked: int
+    """Rounds that were asked for."""
+    rounds: int
+    seconds: float
+    tried: dict[str, int]
+    findings: list[Finding]
+    skipped: str | None = None
+    """Why it did not run."""
+
+
+def find(name: str) -> Campaign:
+    """Return the campaign of this name."""
+    module = importlib.import_module(f"penstock.testing.campaigns.{MODULES[name]}")
+    campaign = module.CAMPAIGN
+    assert isinstance(campaign, Campaign)
+    return campaign
+
+
+def run(campaign: Campaign, rounds: int, seed: int, *, show: Callable[[Report], None] = lambda _report: None) -> Result:
+    """Run a campaign; whatever it raises by itself is a finding, too."""
+    skipped = campaign.obstacle()
+    report = Report(rounds=rounds, on_round=show)
+    begun = time.monotonic()
+    if skipped is None:
+        try:
+            campaign.run(report, seed)
+        except TooManyFindings as error:
+            report.count(str(error))
+        except Exception:  # noqa: BLE001 - a campaign that breaks has proved nothing
+            report.findings.append(Finding(f"the campaign itself failed:\n{traceback.format_exc()}", f"seed {seed}"))
+    return Result(
+        name=campaign.name,
+        title=campaign.title,
+        unit=campaign.unit,
+        seed=seed,
+        asked=rounds,
+        rounds=report.done,
+        seconds=round(time.monotonic() - begun, 1),
+        tried=dict(report.tried),
+        findings=report.findings,
+        skipped=skipped,
+    )
+
+
+def run_all(names: Sequence[str], seed: int, rounds: Callable[[Campaign], int], out: TextIO) -> list[Result]:
+    """Run campaigns and tell of each; an interrupt ends it with what there is so far."""
+    results = []
+    for name in names:
+        campaign = find(name)
+        try:
+            with _progress(campaign, out) as show:
+                results.append(run(campaign, rounds(campaign), seed, show=show))
+        except KeyboardInterrupt:
+            out.write("\ninterrupted\n")
+            break
+        _tell(results[-1], out)
+    return results
+
+
+@contextmanager
+def _progress(campaign: Campaign, out: TextIO) -> Iterator[Callable[[Report], None]]:
+    """Show a bar on a terminal; elsewhere only what comes at the end."""
+    begun = shown = time.monotonic()
+
+    def show(report: Report) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if not out.isatty() or (now - shown < SHOW_SECONDS and report.done < report.rounds):
+            return
+        shown = now
+        share = min(report.done / max(report.rounds, 1), 1.0)
+        left = (now - begun) / share * (1 - share) if share else 0.0
+        bar = ("█" * round(share * BAR)).ljust(BAR, "·")
+        found = f", {len(report.findings)} found" if report.findings else ""
+        out.write(f"\r{campaign.name:>4} {bar} {report.done:,} of {report.rounds:,}, {left:.0f} s left{found}\x1b[K")
+        out.flush()
+
+    yield show
+    if out.isatty():
+        out.write("\r\x1b[K")
+
+
+def _tell(result: Result, out: TextIO) -> None:
+    out.write(f"{result.name:>4} {result.title}: {outcome(result)}\n")
+    for finding in result.findings:
+        out.write("     " + "\n     ".join(f"{finding.what}\nreplay: {finding.replay}".splitlines()) + "\n")
+    out.flush()
+
+
+def outcome(result: Result) -> str:
+    """Say what came of it, in a few words."""
+    if result.skipped is not None:
+        return f"skipped, {result.skipped}"
+    found = f"{len(result.findings)} FOUND" if result.findings else "nothing found"
+    return f"{found} in {result.rounds:,} rounds, {result.seconds:,.0f} s"
+
+
+# --- what is kept -------------------------------------------------------------------------------
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Return a table for people at a terminal."""
+    rows = [("", "campaign", "rounds", "seconds", "found")]
+    for result in results:
+        numbers = (f"{result.rounds:,}", f"{result.seconds:,.0f}", f"{len(result.findings):,}")
+        rows.append((result.name, result.title, *(numbers if result.skipped is None else ("skipped", "", ""))))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = [
+        "  ".join(text.rjust(width) if column > 1 else text.ljust(width) for column, (text, width) in enumerate(pairs))
+        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join(lines)
+
+
+def as_json(results: Sequence[Result]) -> bytes:
+    """Return everything, for programs."""
+    told = {"python": platform.python_version(), "system": platform.system(), "campaigns": results}
+    return msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n"
+
+
+def write_page(page: Path, results: Sequence[Result], date: str) -> None:
+    """Write the figures of a run into the page, between its two marks."""
+    text = page.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    page.write_text(f"{before}{BEGIN}\n\n{_figures(results, date)}\n{END}{after}", encoding="utf-8")
+
+
+def _figures(results: Sequence[Result], date: str) -> str:
+    head = f"The last full run: {date}, Python {platform.python_version()} on {platform.system()}, {_verdict(results)}."
+    lines = [head, "", "| | campaign | tried | seconds | found |", "| --- | --- | --- | ---: | ---: |"]
+    for result in results:
+        tried = f"{result.rounds:,} of: {result.unit}" if result.skipped is None else f"skipped: {result.skipped}"
+        seconds = f"{result.seconds:,.0f}" if result.skipped is None else ""
+        lines.append(f"| {result.name} | {result.title} | {tried} | {seconds} | {len(result.findings)} |")
+    lines += ["", "What was done, as the campaigns counted it:", ""]
+    for result in results:
+        if result.tried:
+            counts = sorted(result.tried.items(), key=lambda item: -item[1])
+            lines.append(f"- **{result.name}**: " + ", ".join(f"{what} {count:,}" for what, count in counts) + ".")
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(results: Sequence[Result]) -> str:
+    found = sum(len(result.findings) for result in results)
+    return f"{found} found" if found else "nothing found"
+
+
+def say(text: str) -> None:
+    """Print."""
+    sys.stdout.write(text + "\n")
