@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench campaign lock docs clean
+.PHONY: help setup demo test check bench campaign slow lock docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -36,7 +36,12 @@ check: $(STAMP) ## format, lint, types, import contracts, documentation
 bench: $(STAMP) ## measure every area; results go to bench/results/
 	$(BIN)/penstock bench all --keep bench/results
 
-campaign: $(STAMP) ## the long tests: more examples, every test marked slow
+campaign: $(STAMP) ## try to break the log, in full (CAMPAIGN="c2 c5", ROUNDS=1000, SEED=7 to choose)
+	$(BIN)/python -m penstock.testing.campaigns $(CAMPAIGN) $(if $(ROUNDS),--rounds $(ROUNDS)) \
+	  $(if $(SEED),--seed $(SEED)) --json bench/results/campaigns.json \
+	  $(if $(CAMPAIGN)$(ROUNDS),,--page docs/guide/how-tested.md)
+
+slow: $(STAMP) ## the long tests: more examples, every test marked slow
 	HYPOTHESIS_PROFILE=campaign $(BIN)/python -m pytest --slow --timeout 3600 $(PYTEST)
 
 docs: $(STAMP) ## build the documentation, warnings are errors

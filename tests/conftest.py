@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _missing(item: pytest.Item) -> str | None:
     if item.get_closest_marker("slow") and not item.config.getoption("--slow"):
-        return "slow: run with --slow, or `make campaign`"
+        return "slow: run with --slow, or `make slow`"
     if item.get_closest_marker("root") and os.geteuid() != 0:
         return "root: run as root"
     if item.get_closest_marker("spark"):

@@ -31,6 +31,7 @@ def test_a_crash_at_any_operation_leaves_everything_that_was_acknowledged(seed: 
     assert report.tried["crash states"] > report.done
     assert all(report.tried[str(survival)] > 50 for survival in SURVIVALS)
     assert report.tried[crashes.KILL] > 50
+    assert report.tried["scenes of repair"] > 0
 
 
 def test_a_disk_that_misbehaves_breaks_no_promise() -> None:
@@ -78,7 +79,7 @@ def test_a_finding_can_be_replayed_and_shows_operations_survivors_and_what_is_wr
 
 
 def test_what_a_crash_took_is_told_file_by_file() -> None:
-    crash = Crash(1, 60, Survival("dropped", "dropped"))
+    crash = Crash(1, "life", 60, Survival("dropped", "dropped"))
     shown = replay(crash)
     assert "data dropped by 512 bytes, names dropped" in shown
     assert "/store/tails" in shown

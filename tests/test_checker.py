@@ -13,13 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.testing.checker import SPELLED_MAX, Violation, _earliest, _out_of_order, _Spans, check
+from penstock.testing.checker import _SPREAD, SPELLED_MAX, Violation, _earliest, _grouped, _out_of_order, _Spans, check
 from penstock.testing.journal import Fact, Journal, Outcome, Place, Rows, event_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
 OK, FAILED, UNKNOWN = Outcome
 HERE = ("orders", 0)
@@ -780,6 +778,18 @@ def test_the_earliest_row_of_an_offset_is_found(spans: list[tuple[int, int]], of
         assert number == min(covering, default=never)
 
 
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12))
+def test_equal_values_are_brought_together_in_the_order_of_their_rows(parts: list[tuple[int, int]]) -> None:
+    # Numbers that differ in bits that a row takes the place of, once they are spread.
+    spread = np.array([high << 60 | low for high, low in parts], np.uint64)
+    values = spread * np.uint64(pow(int(_SPREAD), -1, 1 << 64))
+    order, groups = _grouped(values)
+    together = [[row for row in range(len(parts)) if parts[row] == part] for part in sorted(set(parts))]
+    found = [order[groups == group].tolist() for group in range(int(groups.max(initial=-1)) + 1)]
+    assert sorted(found) == sorted(together)
+    assert (np.diff(groups) >= 0).all()
+
+
 @given(st.data())
 def test_what_is_out_of_order_is_found(data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 8))
@@ -801,28 +811,20 @@ def test_what_is_out_of_order_is_found(data: st.DataObject) -> None:
 # --- size ------------------------------------------------------------------------------------------------------------
 
 
-def a_large_journal(events: int) -> tuple[Journal, NDArray[np.uint64]]:
-    """Everything is published, read, delivered and settled; told in batches."""
-    chance = np.random.default_rng(7)
-    ids, keys = chance.permutation(events).astype(np.uint64), chance.integers(2, events // 10, events).astype(np.uint64)
-    journal = Journal()
-    for start in range(0, events, 1000):
-        batch = slice(start, start + 1000)
-        journal.published_ids(*HERE, ids[batch], OK, offset=start, keys=keys[batch])
-        journal.stored_ids(*HERE, start, ids[batch], keys[batch])
-        journal.delivered_ids(*BILLING, start, ids[batch], keys[batch])
-        journal.settled(*BILLING, start, start + 1000, "acked")
-    journal.bounds(*HERE, 0, events)
-    return journal, ids
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_one_lost_event_among_ten_million_is_found() -> None:
-    journal, ids = a_large_journal(10_000_000)
-    assert check(journal, window=0) == []
-    journal.restarted()
-    journal.stored_ids(*HERE, 0, ids[:5_000_000])
-    journal.stored_ids(*HERE, 5_000_001, ids[5_000_001:])
+    count, lost = 10_000_000, 7_654_321
+    chance = np.random.default_rng(7)
+    ids, keys = chance.permutation(count).astype(np.uint64), chance.integers(2, 1_000_000, count).astype(np.uint64)
+    journal = Journal()
+    for start in range(0, count, 1000):
+        batch = slice(start, start + 1000)
+        journal.published_ids(*HERE, ids[batch], OK, offset=start, keys=keys[batch])
+        journal.delivered_ids(*BILLING, start, ids[batch], keys[batch])
+        journal.settled(*BILLING, start, start + 1000, "acked")
+    journal.stored_ids(*HERE, 0, ids[:lost], keys[:lost])
+    journal.stored_ids(*HERE, lost + 1, ids[lost + 1 :], keys[lost + 1 :])
+    journal.bounds(*HERE, 0, count)
     [violation] = check(journal, window=0)
-    assert violation[:2] == ("I1", "log orders, partition 0, offset 5000000")
+    assert violation[:2] == ("I1", f"log orders, partition 0, offset {lost}")

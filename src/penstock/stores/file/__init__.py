@@ -16,6 +16,7 @@ directory: writers take turns (`gate`), readers take no lock at all. An acknowle
         <base>-<epoch>.seg                 a segment: blocks, one after the other
         <base>-<epoch>.idx                 the index of a sealed one; disposable
         first                              where retention has put the beginning
+        unnamed.seg                        a segment that is being made; it gets its name once it is synced
     quarantine/                            what was cut off or replaced, for somebody to look at
 
 Blocks
@@ -69,9 +70,9 @@ of another file, or of an earlier life of this one, and payloads that look like 
     36  u32  zero
     40  u64  digest of these events (`columns.digest`)
 
-* **SEGMENT** is the first block of each file, and synced before any other. Its body is the length of the JSON that
-  follows as u32; then JSON (salt, topic, partition, slot; of the segment before: base, epoch, sealed length, end; the
-  latest append time before); then the producers as they were when the segment began (`deduplication`).
+* **SEGMENT** is the first block of each file, and synced before the file gets its name. Its body is the length of the
+  JSON that follows as u32; then JSON (salt, topic, partition, slot; of the segment before: base, epoch, sealed length,
+  end; the latest append time before); then the producers as they were when the segment began (`deduplication`).
 * **DATA** holds events; the body is one Arrow IPC record batch message without schema (`columns.serialize`).
 * **MARKER** has no body. It is a witness: its durable number proves that the block before it was on the medium.
 * **GAP** occupies offsets that are lost; the body is the reason, as text.

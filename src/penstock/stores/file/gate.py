@@ -144,8 +144,10 @@ class Gate:
         return self._locks.holder(self._write_byte)
 
     def _release(self) -> None:
-        self._locks.unlock(self._write_byte)
-        self._mutex.release()
+        try:
+            self._locks.unlock(self._write_byte)
+        finally:
+            self._mutex.release()
 
     def _acquire(self, what: object, stall_seconds: float, progress: Callable[[], object]) -> None:
         patience = _Patience(stall_seconds, lambda: (self.holder(), progress()))
@@ -206,7 +208,7 @@ class Gate:
                 # Whoever wants it done holds the mutex, so that nobody else of this process comes between.
                 task.do(failure)
                 if failure is None:
-                    self._locks.unlock(self._write_byte)
+                    task.error = task.error or self._unlocked()
             with self._changed:
                 if task is not None:
                     task.done.release()
@@ -221,6 +223,13 @@ class Gate:
         self._changed.wait_for(lambda: not self._idle, IDLE_SECONDS)
         was_idle, self._idle = self._idle, False
         return was_idle
+
+    def _unlocked(self) -> OSError | None:
+        try:
+            self._locks.unlock(self._write_byte)
+        except OSError as error:  # this thread must go on to answer
+            return error
+        return None
 
     def _wait_in_kernel(self) -> OSError | None:
         try:

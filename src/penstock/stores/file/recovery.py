@@ -14,10 +14,11 @@ it was durable, the valid blocks behind that are copied into a new file, and tha
 
 from __future__ import annotations
 
+import errno
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.errors import WritingStopped
+from penstock.errors import StoreError, StoreFull, WritingStopped
 from penstock.offsets import Range
 from penstock.stores.file.block import (
     Blank,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LACKING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
+"""What says nothing about the disk, and passes."""
 LOST: Final = "lost: the log was shorter than what testifies to it"
 
 
@@ -219,6 +222,12 @@ def heal(files: PartitionFiles, tail: Tail) -> Tail:
     try:
         return _copy_unproven(files, tail)
     except OSError as error:
+        if error.errno in _LACKING:
+            kind = StoreError if error.errno in {errno.EMFILE, errno.ENFILE} else StoreFull
+            raise kind(
+                f"{files}: what was not proven durable could not be copied yet: {error}. Nothing was written; it goes "
+                f"on when that is over"
+            ) from error
         raise WritingStopped(
             f"{files}: a sync failed, and copying what was not proven durable failed, too ({error}). Nothing is "
             f"written before that works: look at the disk, then open the store anew"

@@ -290,6 +290,8 @@ class _Repair:
             before = Predecessor(name.base, name.epoch, walked.position, walked.end, walked.number)
             producers = file.producers()
         goal = max((damage.stop or 0 for damage in self._report.damages if damage.kind != TORN), default=0)
+        if self._tail is not None:  # of an unreadable segment nobody else knows where it ended
+            goal = max(goal, self._tail.durable_end)
         if end < goal:
             self._declare(_Hole(end, goal, number, latest), producers, before)
 

@@ -275,9 +275,9 @@ class Index:
             self.max_time = max(self.max_time, header.last_time)
 
     def find_offset(self, offset: int) -> int | None:
-        """Return a position at or before the block of an offset; None if the segment is empty."""
+        """Return a position at or before the block of an offset; None if only the segment's beginning is before it."""
         found = bisect_right(self.offsets, offset) - 1
-        return self.positions[max(found, 0)] if self.positions else None
+        return self.positions[found] if found >= 0 else None
 
     def find_time(self, time_us: int) -> int | None:
         """Return a position at or before the first block whose running maximum reaches a time."""

@@ -148,15 +148,19 @@ class Topics:
             self._write(Entry(topic=info, slot=entry.slot))
         return info
 
-    def _free_slots(self, count: int) -> int:
-        """Return the first of so many free slots in a row."""
+    def _used_slots(self) -> list[tuple[int, int]]:
+        """Return the slots of all topics, in ascending order."""
         used = []
         for log_id in self._disk.names(self._directory):
             entry = self._read(log_id, _TOPIC) or self._read(log_id, _DELETED)
             if entry is not None:
                 used.append((entry.slot, entry.slot + entry.topic.settings.partitions))
+        return sorted(used)
+
+    def _free_slots(self, count: int) -> int:
+        """Return the first of so many free slots in a row."""
         slot = 0
-        for start, stop in sorted(used):
+        for start, stop in self._used_slots():
             if slot + count <= start:
                 break
             slot = max(slot, stop)
@@ -227,7 +231,14 @@ class Topics:
                 finish(log_id, [self._files(deleted, number) for number in partitions])
             elif (entry := self._rebuild(log_id)) is not None:
                 logger.warning("topic %r: its topic.json was lost and is written anew", entry.topic.name)
-                self._write(entry)
+                self._write(self._with_own_slots(entry))
+
+    def _with_own_slots(self, entry: Entry) -> Entry:
+        """Return a topic with slots that are nobody else's: those of one that was never finished were given away."""
+        count = entry.topic.settings.partitions
+        if any(start < entry.slot + count and entry.slot < stop for start, stop in self._used_slots()):
+            return Entry(topic=entry.topic, slot=self._free_slots(count))
+        return entry
 
     def _is_whole(self, entry: Entry) -> bool:
         descriptor = self._disk.open(self._directory / entry.topic.log_id / _TOPIC, write=False)

@@ -184,9 +184,11 @@ def verify_partition(
         damages += walked.damages
         end = max(end, walked.end, *(damage.stop or 0 for damage in walked.damages), 0)
         seen(file.size())
-    if believed and tail and end < tail.durable_end and not _is_explained(damages, end, tail.durable_end):
+    # Of another boot, too, it testifies to what was durable.
+    witness = tail.durable_end if tail and tail.log_id == files.log_id and tail.state != State.DELETED else 0
+    if end < witness and not _is_explained(damages, end, witness):
         damages.append(
-            Damage(MISSING, str(files.directory), 0, 0, end, tail.durable_end, "the tail tells of more than is there")
+            Damage(MISSING, str(files.directory), 0, 0, end, witness, "the tail tells of more than is there")
         )
     return PartitionReport(
         number=files.number,

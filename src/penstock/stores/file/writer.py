@@ -472,6 +472,8 @@ class PartitionWriter:
                     return self._tail.first
                 self._files.write_first(first)
             except OSError as error:
+                if self._files.read_first() > self._tail.first:
+                    raise  # it is written, but perhaps not on the medium: unknown
                 raise _refused(f"{self._files}: it could not be trimmed", error) from error
             self._tail = self._tails.write(self._files.slot, self._tail._replace(first=first))
             try:

@@ -61,6 +61,8 @@ REPAIRS_MAX = 3
 ROUNDS = 3
 """So often the loops may run until everything has entered the log."""
 
+Damaged = tuple[Partition, int, int]
+"""Offsets whose bytes were damaged on purpose: from the first to the one behind the last."""
 Seen = tuple[Partition, int, list[bytes]]
 """What was read: the first offset, and the payloads from there on."""
 
@@ -69,11 +71,19 @@ class Aftermath:
     """What is left of a life, on a machine that has crashed."""
 
     def __init__(
-        self, machine: Machine, history: Sequence[Act], seen: Sequence[Seen] = (), *, trusts_syncs: bool = True
+        self,
+        machine: Machine,
+        history: Sequence[Act],
+        seen: Sequence[Seen] = (),
+        *,
+        trusts_syncs: bool = True,
+        damages: Sequence[Damaged] = (),
     ) -> None:
-        """Begin; without trust in syncs, what was acknowledged may be lost, and what is damaged is repaired first."""
+        """Begin; without trust in syncs, what was acknowledged may be lost; what is damaged is repaired first."""
         self._machine = machine
         self._trusts_syncs = trusts_syncs
+        self._intact = trusts_syncs and not damages
+        """Whether nothing at all may be lost."""
         self.history = [*history]
         """With what was done since."""
         self._journal = Journal()
@@ -86,10 +96,13 @@ class Aftermath:
             (replace(act, outcome=Outcome.UNKNOWN) if doubted else act).tell(self._journal)
         for partition, offset, payloads in seen:
             self._journal.stored(*partition, offset, payloads)
+        for partition, start, stop in damages:
+            self._journal.damaged(*partition, start, stop)
+            self._journal.reported(*partition, start, stop)
 
     def examine(self, *, goes_on: bool = True) -> list[str]:
         """Return what is wrong, in words; nothing, as it should be. Going on is most of the work."""
-        with _silence():
+        with silence():
             try:
                 self._examine(goes_on=goes_on)
             except Exception as error:  # noqa: BLE001 - whatever it is, it should not be
@@ -101,7 +114,7 @@ class Aftermath:
         return self.problems
 
     def _examine(self, *, goes_on: bool) -> None:
-        if not self._trusts_syncs:
+        if not self._intact:
             self._repair()
         store = FileStore(ROOT, settings=SMALL, platform=self._machine.platform)
         try:
@@ -118,7 +131,7 @@ class Aftermath:
                     self.problems.append(f"verify: {report.damages} {report.state}")
                 self._check_leases(store)
                 self._go_on(store)
-                if self._trusts_syncs:
+                if self._intact:
                     self._enter(store)
                 self._read(store)
         finally:
@@ -156,7 +169,7 @@ class Aftermath:
                 while position < bounds.stop:
                     for item in store.log.read(partition, position, bytes_max=READ_BYTES):
                         if isinstance(item, Gap):
-                            if self._trusts_syncs:
+                            if self._intact:
                                 self.problems.append(f"{partition}: {item.range} is declared lost, and was not")
                             self._journal.gap(*partition, item.range.start, item.range.stop)
                             position = item.range.stop
@@ -295,7 +308,7 @@ class Aftermath:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Let nobody hear what a store says of its recovery; there are thousands of them."""
     logger = logging.getLogger("penstock")
     before, logger.disabled = logger.disabled, True

@@ -4,7 +4,7 @@ A block is *hit* if a byte of it changed or is cut off, its filling aside. Block
 one damage: it begins at the byte and offset of the first, and ends at the offset of the next whole block. In a sealed
 segment, and below the durable end that a believed tail knows, it is corrupt. Without such a tail it is corrupt if a
 whole block follows, which is its witness, and torn at the end of the log; a log that ends with zeros, or with its file,
-looks like one that was never longer, which is for other witnesses to tell (`recover`).
+looks like one that was never longer, but a tail that is not believed still testifies that something is missing.
 
 Bytes that say nothing may change unseen, and these are all of them:
 
@@ -100,6 +100,14 @@ def _in_blocks(
         yield Expected(CORRUPT, file, end, layout.next_base or 0, layout.next_base)
     elif not sealed and not believed and not changes.looks_ended(end):
         yield Expected(TORN, file, end, run.start if run is not None else layout.blocks[-1].stop, None)
+
+
+def seeming_end(layout: Layout, changes: Changes) -> int | None:
+    """Return the offset at which an active segment seems to end, although it went on; None if it does not seem so."""
+    damages = damages_of(layout, "", changes, believed=True)
+    if not damages or damages[-1].stop is not None or damages[-1].byte == 0:
+        return None
+    return damages[-1].start if changes.looks_ended(damages[-1].byte) else None
 
 
 def why_unseen(layout: Layout, changes: Changes) -> str | None:

@@ -15,12 +15,12 @@ from penstock.stores.file.files import PartitionFiles
 from penstock.stores.file.platform import Platform
 from penstock.stores.file.reader import PartitionReader
 from penstock.stores.file.recovery import recover
-from penstock.stores.file.scan import CORRUPT, Damage, walk
+from penstock.stores.file.scan import CORRUPT, MISSING, Damage, walk
 from penstock.stores.file.segment import SegmentFile
 from penstock.stores.file.tail import State
 from penstock.stores.file.verify import verify_partition
 from penstock.testing.campaigns.damage_disk import MemoryDisk
-from penstock.testing.campaigns.damage_oracle import Changes, Expected, damages_of, offsets_of, why_unseen
+from penstock.testing.campaigns.damage_oracle import Changes, Expected, damages_of, offsets_of, seeming_end, why_unseen
 from penstock.testing.campaigns.damage_specimen import BOOT, NEXT_BOOT, Layout, Log
 from penstock.testing.conformance.builders import PLENTY
 
@@ -145,7 +145,10 @@ class Laboratory:
             after = case.files.get(path)
             if after is None:
                 continue
-            found += self._told_of(layout, path, Changes(case.log.files[path], after), believed=believed)
+            changes = Changes(case.log.files[path], after)
+            found += self._told_of(layout, path, changes, believed=believed)
+            if not believed and layout.next_base is None and (end := seeming_end(layout, changes)) is not None:
+                found.append(Expected(MISSING, str(case.log.directory), 0, end, case.log.end))
         return tuple(found)
 
     def _told_of(self, layout: Layout, path: Path, changes: Changes, *, believed: bool) -> list[Expected]:

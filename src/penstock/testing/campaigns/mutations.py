@@ -40,7 +40,7 @@ from penstock.stores.file.block import (
 )
 from penstock.stores.file.scan import walk
 from penstock.stores.file.segment import SegmentFile
-from penstock.testing.campaigns.campaign import Campaign
+from penstock.testing.campaigns.campaign import Campaign, TooManyFindings
 from penstock.testing.campaigns.damage_disk import MemoryDisk
 from penstock.testing.campaigns.mutations_blocks import MUTATIONS, NAME, SEGMENT, Mutant, Original, originals
 
@@ -118,6 +118,8 @@ class _Parser:
         """Parse a mutant as far as it goes."""
         try:
             self._parse(original, mutant, where)
+        except TooManyFindings:
+            raise
         except Exception as error:  # noqa: BLE001 - the documented ones were caught where they belong
             self._report.found(f"parsing ended with {error!r}", f"{where}: {mutant.data.hex()}")
 
@@ -164,6 +166,8 @@ class _Parser:
         self._disk.reads_left = READS_PER_BLOCK * (len(data) // 64 + 1)
         try:
             self._walk(mutant, where)
+        except TooManyFindings:
+            raise
         except Exception as error:  # noqa: BLE001 - the documented ones were caught where they belong
             self._report.found(f"walking ended with {error!r}", f"{where}: {mutant.data.hex()}")
 

@@ -50,7 +50,26 @@ FIELDS: Final = {
     "number of runs": (156, 4), "raw length": (160, 8), "content CRC": (168, 4),
 }  # fmt: skip
 """Where each field of prefix and header stands, and how long it is."""
-LIMITS: Final = (0, 1, 2, 3, 4, 63, 64, 65, 127, 128, 255, 1 << 16, (1 << 26) + 1, 1 << 31, 1 << 32, 1 << 63, 1 << 64)
+LIMITS: Final = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    63,
+    64,
+    65,
+    127,
+    128,
+    255,
+    1 << 16,
+    (1 << 26) + 1,
+    1 << 28,
+    1 << 31,
+    1 << 32,
+    1 << 63,
+    1 << 64,
+)
 
 
 class Original(NamedTuple):

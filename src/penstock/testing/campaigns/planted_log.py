@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +36,6 @@ if TYPE_CHECKING:
     from penstock.stores.file.platform import Platform
     from penstock.stores.file.recovery import Recovered
     from penstock.stores.file.segment import SegmentFile
-
-Planted = "AbstractContextManager[None]"
 
 
 # --- syncs ----------------------------------------------------------------------------------------
@@ -138,11 +139,12 @@ def unsynced_segment_name() -> AbstractContextManager[None]:
 
 
 def unsynced_rename() -> AbstractContextManager[None]:
-    """Replace a small file without a sync of its directory."""
+    """Replace `topic.json` and `first` without a sync of their directory."""
     right = files.replace_file
 
     def replace_file(platform: Platform, path: Path, data: bytes) -> None:
-        right(with_another_disk(platform, sync_directory=nothing), path, data)
+        hasty = with_another_disk(platform, sync_directory=nothing)
+        right(hasty if path.name in {"topic.json", "first"} else platform, path, data)
 
     return changed_everywhere(right, replace_file)
 
@@ -356,9 +358,6 @@ def turn_kept_through_fork() -> Iterator[None]:
 
 def lock_outlives_its_owner() -> AbstractContextManager[None]:
     """Lock with what a forked child inherits, as `flock` does: the lock lives on in the child."""
-    import fcntl
-    import os
-    import struct
 
     def ask(self: platform.SystemRecordLocks, command: int, kind: int, byte: int) -> None:
         fcntl.fcntl(self._descriptor, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))

@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import PenstockError
 from penstock.producers import process_producer
 from penstock.rows import TopicInfo, TopicSettings
 from penstock.stores.file.platform import Platform
@@ -58,7 +57,7 @@ class Life:
             if topic is not None:
                 self._publish(topic)
                 if self._chance.random() < 0.2:
-                    self._look(topic)
+                    self._actor.look_around(self._chance.choice(topic.partitions), self._chance, EVENTS_MAX)
 
     def keep_for_ever(self) -> None:
         """Commit, trim, delete and create."""
@@ -87,24 +86,17 @@ class Life:
         self._next += count
         self._actor.publish(call, self._producer)
 
-    def _look(self, topic: TopicInfo) -> None:
-        partition = self._chance.choice(topic.partitions)
-        try:
-            bounds = self._log.bounds(partition)
-            start = self._chance.randint(bounds.start, bounds.stop)
-            self._actor.look_if_there(partition, start, EVENTS_MAX)
-        except (OSError, PenstockError):
-            pass  # the power has failed, or the topic is gone; readers promise nothing then
-
     def _keep(self) -> None:
         topic = self._some_topic()
-        if topic is None or not self._actor.has_subscription(topic):
+        if topic is None:
             self.begin()
             return
+        if not self._actor.has_subscription(topic):  # the power failed between the two
+            self._actor.subscribe(topic.log_id, topic.settings.partitions)
+            return
         partition, dice = self._chance.choice(topic.partitions), self._chance.random()
-        try:
-            bounds = self._log.bounds(partition)
-        except (OSError, PenstockError):
+        bounds = self._actor.bounds(partition)
+        if bounds is None:
             return
         if dice < 0.6:
             self._actor.settle(partition, bounds.stop)

@@ -9,14 +9,13 @@ import itertools
 import logging
 import re
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock import columns
 from penstock.batch import Batch
 from penstock.errors import PenstockError, TopicDeleted, Trimmed, WriterStalled, WritingStopped
-from penstock.offsets import Gap
+from penstock.offsets import Gap, Range
 from penstock.producers import Run
 from penstock.rows import Commit, Cursor, Fence, Partition, Shard, Subscription, TopicInfo, TopicSettings
 from penstock.settings import FileSettings
@@ -40,6 +39,7 @@ from penstock.testing.campaigns.processes_reports import (
     Subscribe,
     Topics,
     Trim,
+    Unreadable,
     Verified,
     lasting_id,
     now,
@@ -48,6 +48,7 @@ from penstock.testing.campaigns.processes_reports import (
 from penstock.testing.journal import Outcome
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
@@ -215,10 +216,27 @@ class Actor:
             start = item.range.stop
         return start
 
-    def look_if_there(self, partition: Partition, start: int, events_max: int) -> None:
-        """Read some events which another thread or process may be removing."""
-        with suppress(Trimmed, TopicDeleted):
-            self.look(partition, start, events_max)
+    def look_around(self, partition: Partition, chance: random.Random, events_max: int) -> None:
+        """Read some events somewhere, which another thread or process may be removing."""
+        bounds = self.bounds(partition)
+        if bounds is not None:
+            try:
+                self.look(partition, chance.randint(bounds.start, bounds.stop), events_max)
+            except (PenstockError, OSError) as error:
+                self._tell_of(error, partition)
+
+    def bounds(self, partition: Partition) -> Range | None:
+        """Return the bounds of a partition, if it can be read."""
+        try:
+            return self.store.log.bounds(partition)
+        except (PenstockError, OSError) as error:
+            self._tell_of(error, partition)
+            return None
+
+    def _tell_of(self, error: Exception, partition: Partition) -> None:
+        """Tell why something could not be read, unless it was removed meanwhile."""
+        if not isinstance(error, Trimmed | TopicDeleted):
+            self.reporter.tell(Unreadable(*partition, f"{type(error).__name__}: {error}"[:TEXT_MAX]))
 
     def look_at_all(self) -> None:
         """Tell what is in the store: all topics, all events, all cursors."""

@@ -136,6 +136,14 @@ class Seen(NamedTuple):
     payloads: list[bytes]
 
 
+class Unreadable(NamedTuple):
+    """A reader got an error."""
+
+    log: str
+    partition: int
+    error: str
+
+
 class Hole(NamedTuple):
     """A reader got a gap."""
 
@@ -271,6 +279,8 @@ class Ledger:
         elif isinstance(message, Hole):
             self.journal.gap(*message)
             self.found(f"nothing was damaged, but {message} is declared lost")
+        elif isinstance(message, Unreadable):
+            self.found(f"nothing was damaged, but {message}")
         elif isinstance(message, Topics):
             self._hear_topics(message.logs, message.subscribed)
         elif isinstance(message, Verified):

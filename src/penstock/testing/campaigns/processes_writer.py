@@ -106,8 +106,7 @@ class Writer:
         self._root = root
         self._actor = actor
         self._disk = disk
-        self._log = actor.store.log
-        topics = {topic.name: topic for topic in self._log.topics()}
+        topics = {topic.name: topic for topic in actor.store.log.topics()}
         self._synced = topics["orders"].partitions
         self._partitions = [*self._synced, *topics["clicks"].partitions]
         self._leases: dict[str, Lease] = {}
@@ -144,8 +143,8 @@ class Writer:
             if lease is None:
                 return
             self._leases[name] = lease
-        answer = self._actor.settle(partition, self._log.bounds(partition).stop, self._leases[name].fence)
-        if answer.error:
+        bounds = self._actor.bounds(partition)
+        if bounds is None or self._actor.settle(partition, bounds.stop, self._leases[name].fence).error:
             del self._leases[name]
 
     def _acquire(self, name: str) -> Lease | None:
@@ -163,15 +162,14 @@ class Writer:
 
     def look(self, chance: random.Random) -> None:
         """Read a few events somewhere."""
-        partition = chance.choice(self._partitions)
-        bounds = self._log.bounds(partition)
-        self._actor.look_if_there(partition, chance.randint(bounds.start, bounds.stop), LOOK_EVENTS)
+        self._actor.look_around(chance.choice(self._partitions), chance, LOOK_EVENTS)
 
     def trim(self, chance: random.Random) -> None:
         """Remove the oldest part of a partition."""
         partition = chance.choice(self._partitions)
-        bounds = self._log.bounds(partition)
-        self._actor.trim(partition, bounds.start + len(bounds) // 4, force=chance.random() < 0.3)
+        bounds = self._actor.bounds(partition)
+        if bounds is not None:
+            self._actor.trim(partition, bounds.start + len(bounds) // 4, force=chance.random() < 0.3)
 
     def act(self, sources: Sequence[Source], chance: random.Random, *, trims: bool) -> None:
         """Do one thing."""
@@ -184,7 +182,7 @@ class Writer:
             self.publish_again(source)
         elif dice < 0.90:
             self.settle(chance)
-        elif dice < 0.97 or not trims:
+        elif dice < 0.94 or not trims:
             self.look(chance)
         else:
             self.trim(chance)

@@ -40,11 +40,14 @@ LIVE: Final = "penstock.testing.campaigns.syscalls_life:live"
 WARM_UP: Final = "penstock.testing.campaigns.syscalls_judge:warm_up"
 JUDGE: Final = "penstock.testing.campaigns.syscalls_judge:judge"
 
+YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
+"""Says whether a process may trace another one that it did not start; missing where every one may."""
 STEPS_MAX: Final = 100
 """More than a life has."""
 LASTING_STEPS_MAX: Final = 4
 LIFE_SECONDS: Final = 60.0
 """No life takes as long, whatever fails: what is longer hangs."""
+DETACH_SECONDS: Final = 10.0
 KILL: Final = "SIGKILL"
 
 
@@ -168,6 +171,10 @@ def strace(child: int, *options: str) -> Iterator[None]:
             yield
         finally:
             tracer.send_signal(signal.SIGINT)  # it detaches
+            try:
+                tracer.wait(DETACH_SECONDS)
+            except subprocess.TimeoutExpired:
+                tracer.kill()
 
 
 def suffer(nursery: Nursery, root: Path, injection: Injection) -> Ended:
@@ -228,6 +235,8 @@ def obstacle() -> str | None:
         return "strace is a tool of Linux"
     if shutil.which("strace") is None:
         return "strace is needed: apt-get install strace"
+    if YAMA.exists() and YAMA.read_text().strip() != "0" and os.geteuid() != 0:
+        return "strace may not be attached here: run as root, or set kernel.yama.ptrace_scope to 0"
     command = ["strace", "-o", os.devnull, "true"]
     tried = subprocess.run(command, capture_output=True, timeout=30, check=False)  # noqa: S603 - a fixed program
     if tried.returncode != 0:

@@ -266,7 +266,11 @@ class Database:
         if kind in _DAMAGE or "Could not decode to UTF-8" in str(error):
             return StateMissing(f"{self.path} is damaged ({error}); {REPAIR}")
         if kind == sqlite3.SQLITE_CANTOPEN:
-            return StateMissing(f"{self.path} cannot be opened ({error}); {REPAIR}")
+            # It is there (`Connections` looks first), but this process may not open it, or no more files at all.
+            return StoreError(
+                f"{self.path} cannot be opened ({error}); nothing was written. Look at its permissions, and at how "
+                f"many files this process may open"
+            )
         if kind == sqlite3.SQLITE_FULL:
             return StoreFull(f"{self.path}: the disk is full; nothing was written, and writing goes on with space")
         if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):

@@ -22,7 +22,7 @@ import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import NewerFormat, StateMissing
+from penstock.errors import NewerFormat, StateMissing, StoreError, StoreFull
 from penstock.stores.file.state.sealing import REPAIR, Table
 
 if TYPE_CHECKING:
@@ -187,9 +187,19 @@ def create_database(
 def create_databases(directory: Path, store_id: str, platform: Platform) -> None:
     """Make both files, complete and on the medium; nobody else may do so at the same time."""
     for file in STATEMENTS:
-        with closing(create_database(directory / file, file, store_id, platform)):
-            pass  # closing the only connection moves everything from the WAL into the file
+        try:
+            with closing(create_database(directory / file, file, store_id, platform)):
+                pass  # closing the only connection moves everything from the WAL into the file
+        except sqlite3.Error as error:
+            raise not_made(directory / file, error) from error
     platform.disk.sync_directory(directory)
+
+
+def not_made(path: Path, error: sqlite3.Error) -> StoreError:
+    """Return what an error of SQLite means for a file that was to be made; the next opening makes it anew."""
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    kind = StoreFull if code & 0xFF == sqlite3.SQLITE_FULL else StoreError
+    return kind(f"{path} could not be made: {error}; nothing was written, and the next opening tries it anew")
 
 
 def configure(connection: sqlite3.Connection, *, reading: bool = False) -> None:
