@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import google_crc32c
 import pytest
-from tests.file_children import Child, open_at, send, the_partition
-from tests.file_logs import after_boot, change, data_blocks, expected, filled, flip, opened, segments_of
+from tests.file_children import Child, ScriptedDisk, open_at, send, the_partition
+from tests.file_logs import NEXT_BOOT, after_boot, change, data_blocks, expected, filled, flip, opened, segments_of
 
 from penstock.batch import Batch
 from penstock.errors import (
@@ -18,11 +20,14 @@ from penstock.errors import (
     NewerFormat,
 )
 from penstock.offsets import Gap, Range
-from penstock.rows import Partition
+from penstock.rows import Partition, TopicSettings
+from penstock.stores.file import topics
 from penstock.stores.file.block import FRONT_BYTES, PREFIX_BYTES
+from penstock.stores.file.platform import Platform
 from penstock.stores.file.scan import walk
 from penstock.stores.file.segment import SegmentName
 from penstock.stores.file.store import FileStore
+from penstock.stores.file.verify import verify
 from penstock.testing.conformance.builders import (
     PLENTY,
     a_cursor,
@@ -312,3 +317,68 @@ def test_offsets_that_a_cursor_has_passed_are_declared_lost_and_never_given_agai
     assert [item.range for item in found if isinstance(item, Gap)] == [Range(6, 10)]
     assert sum(len(item) for item in found if isinstance(item, Batch)) == 6 + 2
     store.close()
+
+
+# --- what is before the first block that is known -------------------------------------------------
+
+
+def test_events_in_a_damaged_first_block_are_reported_and_never_skipped(root: Path) -> None:
+    partition = filled(root, 3)
+    [path] = segments_of(root, partition)
+    first = data_blocks(path)[0]
+    change(path, first.position, bytes(64))
+    with closing(open_at(root)) as store:
+        with pytest.raises(Corruption, match="offsets 0 to 1"):
+            store.log.read(partition, 0, bytes_max=PLENTY)
+        [batch] = store.log.read(partition, 2, bytes_max=PLENTY)
+        assert batch.range == Range(2, 3)
+
+
+# --- what a crash leaves that is not damage -------------------------------------------------------
+
+
+def test_a_tail_that_cannot_be_read_is_not_trusted_with_what_a_sync_may_have_failed_for(root: Path) -> None:
+    partition = filled(root, 5)
+    disk = ScriptedDisk()
+    (root / "tails").write_bytes(b"\xff" * 128)
+    with closing(open_at(root, disk)) as store:
+        assert payloads(store, partition) == expected(5)
+        # Everything is in another file now, whose pages nobody has marked as clean.
+        [path] = segments_of(root, partition)
+        assert path.name == "00000000000000000000-0000000002.seg"
+        assert path.stat().st_ino in disk.synced
+        assert send(store, partition, 1, 5, 1).offsets == Range(5, 6)
+        assert send(store, partition, 1, 2, 1) == (Range(2, 3), True, None)
+
+
+def test_a_segment_that_was_never_named_is_nothing(root: Path) -> None:
+    partition = filled(root, 5)
+    (segments_of(root, partition)[0].parent / "unnamed.seg").write_bytes(b"half of a block")
+    assert verify(root, Platform()).ok
+    with closing(after_boot(root)) as store:
+        assert payloads(store, partition) == expected(5)
+        assert send(store, partition, 1, 5, 1).offsets == Range(5, 6)
+
+
+def test_a_last_segment_that_is_missing_is_told_by_the_tail_also_of_another_boot(root: Path) -> None:
+    partition = filled(root, 30, segment_bytes=3000)
+    *_, last = segments_of(root, partition)
+    base = int(last.name.split("-")[0])
+    last.unlink()
+    report = verify(root, Platform(boot_id=NEXT_BOOT))
+    assert [(damage.kind, damage.start, damage.stop) for damage in report.damages] == [("missing", base, 30)]
+
+
+def test_topics_never_share_what_tells_how_their_logs_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with closing(open_at(root)) as store:
+        monkeypatch.setattr(topics, "replace_file", refuse)
+        with pytest.raises(OSError, match="no space"):
+            store.log.create_topic("first", TopicSettings())
+        monkeypatch.undo()
+        store.log.create_topic("second", TopicSettings())
+    with closing(open_at(root)) as store:
+        slots = {entry.topic.name: entry.slot for entry in store.log.topic_directory.entries()}
+        assert len(set(slots.values())) == len(slots) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -255,3 +256,43 @@ def test_nobody_is_in_a_turn_with_another_however_often_some_lose_patience(path:
             process.kill()
             process.wait()
     assert number.read_text() == str(3 * 3 * 60)
+
+
+# --- locks that the system does not give back ---------------------------------------------------
+
+
+def fail_to_unlock(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the next unlocking of the turn itself fail, once."""
+    unlock, left = gate._locks.unlock, [1]
+
+    def failing(byte: int) -> None:
+        if byte == gate._write_byte and left:
+            left.pop()
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        unlock(byte)
+
+    monkeypatch.setattr(gate._locks, "unlock", failing)
+    return left
+
+
+def test_a_turn_that_cannot_be_given_back_says_so_and_the_next_one_is_had(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = fail_to_unlock(gate, monkeypatch)
+    with pytest.raises(OSError, match="No locks available"), gate.turn("it", 5.0):
+        pass
+    assert not left
+    with gate.turn("it", 5.0):
+        pass
+
+
+def test_work_is_answered_also_if_its_turn_cannot_be_given_back(
+    gate: Gate, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = fail_to_unlock(gate, monkeypatch)
+    done: list[str] = []
+    with pytest.raises(OSError, match="No locks available"):
+        gate.run(lambda: done.append("done"), "it", 30.0, prepare=lambda: let_go(holder))
+    assert (done, left) == (["done"], [])
+    gate.run(lambda: done.append("again"), "it", 30.0)
+    assert done == ["done", "again"]

@@ -25,6 +25,7 @@ from penstock.testing.campaigns.planted_tools import (
     forgotten,
     nothing,
     on_another_disk,
+    original,
     with_another_disk,
 )
 
@@ -102,7 +103,7 @@ def unsynced_recovery() -> AbstractContextManager[None]:
 
 def short_write_believed() -> AbstractContextManager[None]:
     """Do not look at how many bytes went out."""
-    right = PartitionWriter._write
+    right = original(PartitionWriter, "_write")
 
     def write(self: PartitionWriter, file: SegmentFile, parts: Sequence[Any], *tails: Tail, syncs: bool) -> None:
         write_many = self._files.disk.write_many
@@ -247,7 +248,7 @@ def cut_without_quarantine() -> AbstractContextManager[None]:
 
 def corruption_taken_for_torn() -> AbstractContextManager[None]:
     """Take every damage for a write that was cut off."""
-    right = scan._damage
+    right = original(scan, "_damage")
 
     def damage(file: SegmentFile, expected: Any, limit: int, *, proven: bool, why: Exception) -> Any:
         found = right(file, expected, limit, proven=proven, why=why)
@@ -266,7 +267,7 @@ def payload_taken_for_a_block() -> AbstractContextManager[None]:
         (
             _, _, kind, _, runs_length, _, body_length, _, number, _, _, _, flags, epoch, _, offset, span, first_time,
             last_time, durable_number, durable_offset, mask, run_count, raw_length, crc, _,
-        ) = block._FRONT.unpack_from(data)  # fmt: skip
+        ) = original(block, "_FRONT").unpack_from(data)  # fmt: skip
         return Header(
             Kind(kind), position, number, epoch, offset, span, first_time, last_time, durable_number, durable_offset,
             mask, run_count, runs_length, body_length, crc, raw_length, flags,
@@ -301,7 +302,7 @@ def crc_without_the_lengths() -> AbstractContextManager[None]:
 
 def index_believed() -> AbstractContextManager[None]:
     """Take the index of a segment for granted, whatever its CRC says."""
-    right = vars(Index)["from_bytes"].__func__
+    right = original(Index, "from_bytes").__func__
 
     def from_bytes(cls: type[Index], data: bytes) -> Index | None:
         crc = int(google_crc32c.value(data[16:])).to_bytes(8, "little")
@@ -337,7 +338,7 @@ def producers_not_caught_up() -> AbstractContextManager[None]:
 
 def deleted_topic_written() -> AbstractContextManager[None]:
     """Do not look in a turn whether the topic is still there."""
-    right = PartitionWriter._take_over
+    right = original(PartitionWriter, "_take_over")
 
     def take_over(self: PartitionWriter) -> None:
         with on_another_disk(self._files, exists=lambda _path: True):
@@ -352,7 +353,7 @@ def deleted_topic_written() -> AbstractContextManager[None]:
 @contextmanager
 def turn_kept_through_fork() -> Iterator[None]:
     """Let a child use the gates that it inherited, as they were at the moment of the fork."""
-    with forgotten(gate.abandon_after_fork), forgotten(platform._forget_locks_after_fork):
+    with forgotten(gate.abandon_after_fork), forgotten(original(platform, "_forget_locks_after_fork")):
         yield
 
 

@@ -19,7 +19,7 @@ from penstock.stores.file.state.schedule import FileSchedule
 from penstock.stores.file.state.sealing import Table
 from penstock.stores.file.state.tallies import read_tally
 from penstock.stores.file.state.witnesses import Witnesses
-from penstock.testing.campaigns.planted_tools import changed, changed_everywhere, nothing
+from penstock.testing.campaigns.planted_tools import changed, changed_everywhere, nothing, original
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 # --- cursors, rows and leases ---------------------------------------------------------------------
 
 
-def witness_ignored() -> AbstractContextManager[None]:
+def offset_reuse() -> AbstractContextManager[None]:
     """Do not ask the cursors how far the log has been, so that offsets are given out again."""
     return changed(Witnesses, witness=lambda _self, _partition: 0)
 
 
 def _taken_in_spite_of(kind: type[StoreError]) -> AbstractContextManager[None]:
-    right = Step._cursor_refusal
+    right = original(Step, "_cursor_refusal")
 
     def cursor_refusal(self: Step, cursor: Cursor) -> StoreError | None:
-        refusal = right(self, cursor)
+        refusal: StoreError | None = right(self, cursor)
         return None if isinstance(refusal, kind) else refusal
 
     return changed(Step, _cursor_refusal=cursor_refusal)
@@ -92,7 +92,7 @@ def stale_fence_accepted() -> AbstractContextManager[None]:
 
 def outbox_row_deleted_first() -> AbstractContextManager[None]:
     """Delete the rows of an outbox, then append their events."""
-    right = Mover._append
+    right = original(Mover, "_append")
 
     async def append(self: Mover, rows: list[Staged], *rest: Any) -> Any:
         assert self._tenure is not None
@@ -106,7 +106,7 @@ def outbox_row_deleted_first() -> AbstractContextManager[None]:
 
 def scheduled_row_done_first() -> AbstractContextManager[None]:
     """Delete the rows of the schedule, then append their events."""
-    right = Scheduler._append
+    right = original(Scheduler, "_append")
 
     async def append(self: Scheduler, rows: list[Scheduled]) -> Any:
         fence = await self._tenure.fence()

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from penstock.stores.file.platform import Disk, Platform
 
 
+def original(owner: Any, name: str) -> Any:
+    """Return an attribute of a class or module as it is there, be it private."""
+    return vars(owner)[name]
+
+
 @contextmanager
 def changed(owner: Any, **attributes: Any) -> Iterator[None]:
     """Let an object, a class or a module have other attributes in this block."""
-    before = {name: vars(owner)[name] for name in attributes}
+    before = {name: original(owner, name) for name in attributes}
     try:
         for name, value in attributes.items():
             setattr(owner, name, value)
