@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 PARTS = 5
 STATES = 5_000
+ROUNDS = 4_000
+"""A round is at least one crash state: some crash again while they recover."""
 
 
 @pytest.mark.parametrize("seed", range(PARTS))
 def test_a_crash_at_any_operation_leaves_everything_that_was_acknowledged(seed: int) -> None:
-    report = Report(rounds=STATES // PARTS)
+    report = Report(rounds=ROUNDS // PARTS)
     crashes.run(report, seed * 1_000)
     assert report.findings == []
-    assert report.done == STATES // PARTS
-    # A round is at least one state: some crash again while they recover.
-    assert report.tried["crash states"] > report.done
-    assert all(report.tried[str(survival)] > 50 for survival in SURVIVALS)
-    assert report.tried[crashes.KILL] > 50
+    assert report.tried["crash states"] >= STATES // PARTS
+    assert all(report.tried[str(survival)] > 40 for survival in SURVIVALS)
+    assert report.tried[crashes.KILL] > 40
     assert report.tried["scenes of repair"] > 0
 
 

@@ -32,7 +32,7 @@ from penstock.stores.file.block import (
     decode_runs,
     parse_header,
 )
-from penstock.stores.file.scan import CORRUPT, MISSING, Damage, later_blocks
+from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, Damage, later_blocks
 from penstock.stores.file.segment import SegmentFile, SegmentName, segment_names
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class PartitionReader:
     def __init__(self, disk: Disk, directory: Path, topic: TopicInfo, number: int) -> None:
         self._disk = disk
         self._directory = directory
+        self._whose = (topic.log_id, number)
         self.where = f"{topic.name}/{number}"
         self._place = Place(
             topic=topic.name,
@@ -109,6 +110,9 @@ class PartitionReader:
             file = SegmentFile(self._disk, path, name)
         except (Blank, Broken) as error:
             raise Damage(CORRUPT, str(path), 0, 0, name.base, None, str(error) or "the file is empty").error() from None
+        if (file.facts.topic.log_id, file.facts.partition) != self._whose:
+            detail = f"it belongs to {file.facts.topic.name}/{file.facts.partition}, log {file.facts.topic.log_id}"
+            raise Damage(FOREIGN, str(path), 0, 0, name.base, None, detail).error()
         file.load_index(path.with_suffix(".idx"))
         with self._lock:
             self._files[name] = file
@@ -148,7 +152,7 @@ class PartitionReader:
         try:
             file = self.file(name)
         except Corruption as error:
-            raise _DamageFound(Damage(CORRUPT, error.file, 0, 0, start, stop, error.detail)) from None
+            raise _DamageFound(Damage(error.kind, error.file, 0, 0, start, stop, error.detail)) from None
         position = self._locate(file, start, stop)
         while start < stop and not budget.is_spent():
             wanted = min(max(budget.bytes_left, 0), budget.events_left * file.event_bytes, CHUNK_BYTES_MAX)
@@ -175,7 +179,7 @@ class PartitionReader:
         """Yield the whole blocks of one chunk; at least one."""
         buffer = pa.allocate_buffer(wanted)
         length = self._disk.read_into(file.descriptor, buffer, position)
-        here, end = position, position + length
+        here, end, reached = position, position + length, start
         while True:
             at = here - position
             front = buffer.slice(at, min(FRONT_BYTES, length - at)).to_pybytes()
@@ -190,9 +194,15 @@ class PartitionReader:
                 else:
                     content = file.read_content(header)
             except (Blank, Broken) as error:
-                raise _DamageFound(self._damage(file, here, start, stop, error)) from None
+                damage = self._damage(file, here, reached, stop, error)
+                if damage.stop == reached < stop:  # a marker, or what is before; nothing that is wanted stood there
+                    yield from self._blocks(file, damage.end_byte, reached, stop, wanted)
+                    return
+                raise _DamageFound(damage) from None
+            if header.offset > reached:
+                raise _DamageFound(_jump(file, header, reached))
             yield header, content
-            here = header.end_position
+            here, reached = header.end_position, max(reached, header.end_offset)
             if here + FRONT_BYTES > end:
                 return
 
@@ -219,7 +229,7 @@ class PartitionReader:
             byte=position,
             end_byte=following.position if following else file.size(),
             start=start,
-            stop=min(following.offset, stop) if following else stop,
+            stop=max(start, min(following.offset, stop)) if following else stop,
             detail=detail,
         )
 
@@ -239,16 +249,20 @@ class PartitionReader:
         self._extend_index(file, offset, stop)
         position = file.index.find_offset(offset)
         if position is None:
-            return file.first.end_position
-        # Within 64 KiB of it; walk over the headers to the block itself.
-        try:
-            for header, _ in file.headers(position, file.index.position):
-                if header.end_offset > offset:
-                    return header.position
-                position = header.end_position
-        except (Blank, Broken):
-            pass  # whoever reads there finds out what is wrong, or the next entry of the index is behind it
-        return position
+            position = file.first.end_position
+        # Within 64 KiB of it; walk over the headers to the block itself, across damage that is before it.
+        while True:
+            try:
+                for header, _ in file.headers(position, file.index.position):
+                    if header.end_offset > offset:
+                        return header.position
+                    position = header.end_position
+            except (Blank, Broken):
+                following = next(later_blocks(file, position, file.size(), 0), None)
+                if following is not None and following.offset <= offset:
+                    position = following.position
+                    continue
+            return position  # if there is damage, whoever reads here finds out what is wrong
 
     def _extend_index(self, file: SegmentFile, offset: int, stop: int) -> None:
         """Walk over the headers until the index covers an offset; one that covers a sealed segment is kept."""
@@ -307,6 +321,11 @@ class _DamageFound(Exception):
     def __init__(self, damage: Damage) -> None:
         super().__init__(damage)
         self.damage = damage
+
+
+def _jump(file: SegmentFile, header: Header, expected: int) -> Damage:
+    detail = f"a block of offset {header.offset} stands where offset {expected} should be"
+    return Damage(CORRUPT, str(file.path), header.position, header.position, expected, header.offset, detail)
 
 
 def _block_damage(file: SegmentFile, header: Header, detail: str) -> Damage:

@@ -27,7 +27,7 @@ from penstock.stores.file.block import (
     Kind,
 )
 from penstock.stores.file.rewrite import Blocks
-from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, TORN, Damage, Walked, walk
+from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, TORN, Damage, Walked, headers_across, walk
 from penstock.stores.file.segment import Predecessor, SegmentFile, SegmentName, segment_names
 from penstock.stores.file.tail import State, Tail
 
@@ -305,14 +305,14 @@ def forget_unproven(files: PartitionFiles, tail: Tail, healed: Tail) -> None:
 def producers_up_to(file: SegmentFile, position: int) -> ProducerTable:
     """Return the producers as they were when a segment was written up to a position."""
     producers = file.producers()
-    for header, runs in file.headers(file.first.end_position, position):
+    for header, runs in headers_across(file, position):
         remember(producers, header, runs)
     return producers
 
 
 def latest_time(file: SegmentFile, position: int) -> int:
     """Return the latest append time in a segment up to a position, and before the segment."""
-    times = [header.last_time for header, _ in file.headers(file.first.end_position, position) if header.span]
+    times = [header.last_time for header, _ in headers_across(file, position) if header.span]
     return max([file.facts.max_time, *times])
 
 

@@ -28,7 +28,9 @@ class Blocks:
 
     def add(self, header: Header, content: pa.Buffer) -> None:
         """Take a block along."""
-        number = max(header.number, self.number)
+        # Dense, even if a marker before it is lost; a gap alone stands for a number of blocks that nobody knows.
+        behind_gap = bool(self._blocks) and self._blocks[-1][0].kind == Kind.GAP
+        number = max(header.number, self.number) if behind_gap else self.number
         self._append(header._replace(number=number, epoch=self._epoch), content.to_pybytes())
 
     def declare_lost(self, stop: int, reason: str, now: int) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from penstock.producers import Run
+
 TORN: Final = "torn"
 CORRUPT: Final = "corrupt"
 MISSING: Final = "missing"
@@ -232,6 +234,24 @@ def later_blocks(file: SegmentFile, position: int, stop: int, number: int) -> It
                 yield header
             at = data.find(MAGIC, at + 1)
         position += len(data) // ALIGNMENT * ALIGNMENT or ALIGNMENT
+
+
+def headers_across(file: SegmentFile, stop: int) -> Iterator[tuple[Header, tuple[Run, ...]]]:
+    """Yield all blocks up to a position, with their runs, across damage that concerns no offset, such as a marker's.
+
+    Raises `Blank` or `Broken` where anything else is damaged.
+    """
+    position, end = file.first.end_position, file.first.offset
+    while position < stop:
+        try:
+            for header, runs in file.headers(position, stop):
+                yield header, runs
+                position, end = header.end_position, header.end_offset
+        except (Blank, Broken):
+            following = next(later_blocks(file, position, stop, 0), None)
+            if following is None or following.offset != end:
+                raise
+            position = following.position
 
 
 def _block_at(file: SegmentFile, position: int) -> Header | None:

@@ -162,10 +162,11 @@ class SegmentFile:
         told = int.from_bytes(body[:4], "little")
         try:
             self.facts = _read_facts(body[4 : 4 + told])
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            salt = bytes.fromhex(self.facts.salt)
+        except ValueError as error:  # what msgspec raises, text that is no UTF-8, and a salt that is no number
             raise Broken(f"the segment's facts cannot be read: {error}") from None
         self._producers = body[4 + told :]
-        self.segment = claimed._replace(seed=seed_of(bytes.fromhex(self.facts.salt)))
+        self.segment = claimed._replace(seed=seed_of(salt))
         if claimed.log_id.hex() != self.facts.topic.log_id or self.first.epoch != self.name.epoch:
             raise Broken("the segment was written under another name")
 
@@ -204,6 +205,8 @@ class SegmentFile:
                 content = data[at + FRONT_BYTES : at + FRONT_BYTES + header.runs_length]
                 if len(content) < header.runs_length:
                     content = self.disk.read(self.descriptor, header.runs_length, header.content_position)
+                if len(content) < header.runs_length:
+                    raise Broken("the block is cut off")
                 runs = decode_runs(content, header.run_count)
             yield header, runs
             position = header.end_position

@@ -237,7 +237,7 @@ def read_marker(root: Path, platform: Platform) -> Marker:
         platform.disk.close(descriptor)
     try:
         marker = _read_marker(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except ValueError as error:  # what msgspec raises, and text that is no UTF-8
         raise IntegrityError(f"{path} cannot be read: {error}; `penstock repair` writes it anew") from None
     if marker.format > FORMAT:
         raise NewerFormat(f"{root} has format {marker.format}, this version knows {FORMAT}: upgrade Penstock")

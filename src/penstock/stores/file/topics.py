@@ -115,7 +115,7 @@ class Topics:
             self._disk.close(descriptor)
         try:
             return _read_entry(data)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except ValueError as error:  # what msgspec raises, and text that is no UTF-8
             logger.warning("%s/%s cannot be read: %s; a segment says the same", log_id, name, error)
             return self._rebuild(log_id)
 

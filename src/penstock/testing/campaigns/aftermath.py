@@ -156,6 +156,7 @@ class Aftermath:
     # --- looking --------------------------------------------------------------------------------
 
     def _read(self, store: FileStore) -> None:
+        self._journal.restarted()  # what was read before must be read again
         topics = {topic.log_id: topic for topic in store.log.topics()}
         for act in self.history:
             if isinstance(act, Deleted) and act.log_id not in topics:

@@ -61,9 +61,9 @@ def crashes_during(act: str, *, after: str = "", before: str = "", ways: Sequenc
             for how in ways
         )
         for crash in islice(crashes, CRASHES):
-            *_, last = _shown(replay(crash).splitlines())
-            if last != "nothing is wrong":
-                return f"{last} ({crash})"
+            shown = _shown(replay(crash).splitlines())
+            if shown[-1] != "nothing is wrong":
+                return f"{shown[-1]} ({crash})"
         return None
 
     return hunt

@@ -169,20 +169,24 @@ def a_log_shorter_than_its_cursor(scene: Scene) -> str | None:
 
 
 def crashes_while_healing() -> str | None:
-    """Kill a process during a sync, and then the one that heals the log, before each of its operations."""
-    return _healing_with_something_durable() or _healing_with_nothing_durable()
+    """Kill a process during a sync; then crash the one that heals the log before each of its operations."""
+    return _healing_a_part() or _healing_all()
 
 
 @in_a_scene()
-def _healing_with_something_durable(scene: Scene) -> str | None:
-    scene.publish(b"a")
-    return _healing_with_nothing_durable.__wrapped__(scene)  # type: ignore[attr-defined, no-any-return]
+def _healing_a_part(scene: Scene) -> str | None:
+    scene.publish(b"durable")
+    return _crash_while_healing(scene)
 
 
 @in_a_scene()
-def _healing_with_nothing_durable(scene: Scene) -> str | None:
+def _healing_all(scene: Scene) -> str | None:
+    return _crash_while_healing(scene)
+
+
+def _crash_while_healing(scene: Scene) -> str | None:
     with scene.killed_before(SYNC):
-        scene.publish(b"b")
+        scene.publish(b"unknown")
     healing = scene.after_kill()
     found: list[str | None] = []
     healing.on_step = lambda _: found.extend(

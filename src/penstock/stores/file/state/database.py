@@ -52,6 +52,8 @@ MEND = "UPDATE mends SET number = number + 1"
 GROUP_SECONDS = 0.010
 """After so much work a transaction takes no further call."""
 
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite's calls end with; the second if the message quotes a damaged schema, which need not be text."""
 _PRIMARY = 0xFF  # what an extended error code begins with
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # After these a transaction is not worth going on with; SQLite has rolled it back already in some cases.
@@ -100,13 +102,13 @@ class Database:
         """Run `work` on one snapshot and return its answer."""
         try:
             connection = self._connections.lend_reader()
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise self._explained(error) from error
         try:
             connection.execute(BEGIN_READING)
             answer = work(connection)
             connection.execute(COMMIT)
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise self._explained(error) from error
         else:
             return answer
@@ -195,7 +197,7 @@ class Database:
             raise WritingStopped(self._stopped)
         try:
             connection = self._connections.lend_writer()
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise self._explained(error) from error
         failed = True
         try:
@@ -203,7 +205,7 @@ class Database:
             self._run_calls(connection, begun)
             self._commit(connection)
             failed = False
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise self._explained(error) from error
         finally:
             self._connections.take_back(connection, reading=False, discard=failed)
@@ -260,10 +262,10 @@ class Database:
 
     # --- errors --------------------------------------------------------------------------------
 
-    def _explained(self, error: sqlite3.Error) -> PenstockError:
+    def _explained(self, error: sqlite3.Error | UnicodeDecodeError) -> PenstockError:
         """Return what an error of SQLite means here. Nothing was written."""
         kind = _primary(error)
-        if kind in _DAMAGE or "Could not decode to UTF-8" in str(error):
+        if kind in _DAMAGE or isinstance(error, UnicodeDecodeError) or "Could not decode to UTF-8" in str(error):
             return StateMissing(f"{self.path} is damaged ({error}); {REPAIR}")
         if kind == sqlite3.SQLITE_CANTOPEN:
             # It is there (`Connections` looks first), but this process may not open it, or no more files at all.
@@ -278,7 +280,7 @@ class Database:
         return StoreError(f"{self.path}: {error}; nothing was written")
 
 
-def _primary(error: sqlite3.Error) -> int:
+def _primary(error: sqlite3.Error | UnicodeDecodeError) -> int:
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code & _PRIMARY
 

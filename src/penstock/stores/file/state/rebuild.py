@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.errors import StateMissing
 from penstock.stores.file.state.commits import INSERT_SETTLEMENTS, read_parked
+from penstock.stores.file.state.database import SQLITE_ERRORS
 from penstock.stores.file.state.parked import DELETE_PARKED, ParkedKey, place_of
 from penstock.stores.file.state.payloads import SELECT_PAYLOAD
 from penstock.stores.file.state.schema import (
@@ -140,7 +141,7 @@ def _damage_of(path: Path, file: str, store_id: str, platform: Platform) -> list
             return damage or list(_wrong_counts(connection, file))
     except StateMissing as error:
         return [str(error)]
-    except sqlite3.Error as error:
+    except SQLITE_ERRORS as error:
         return [f"{path} cannot be read: {error}"]
 
 
@@ -235,7 +236,7 @@ def _open_if_possible(path: Path, platform: Platform) -> sqlite3.Connection | No
         return None
     try:
         connection = _open(path, platform)
-    except sqlite3.Error:
+    except SQLITE_ERRORS:
         return None
     connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
     return connection
@@ -255,7 +256,7 @@ def _sound_rows(old: sqlite3.Connection | None, table: Table, *scans: str) -> It
             for row in old.execute(scan):
                 if table.fits(row):
                     yield row
-        except sqlite3.Error:
+        except SQLITE_ERRORS:
             continue
         return
 
@@ -341,7 +342,7 @@ def _open(path: Path, platform: Platform) -> sqlite3.Connection:
     connection = platform.connect(path)
     try:
         configure(connection)
-    except sqlite3.Error:
+    except SQLITE_ERRORS:
         connection.close()
         raise
     return connection

@@ -226,7 +226,8 @@ def read_identity(connection: sqlite3.Connection, file: str, store_id: str) -> I
             f"{file} has format {version} and was written by a newer version of Penstock; "
             f"this one knows up to {SCHEMA_VERSION}: upgrade"
         )
-    found = {normal(sql) for (sql,) in connection.execute(SELECT_SCHEMA).fetchall()}
+    # `str`, because a damaged row may hold a blob.
+    found = {normal(str(sql)) for (sql,) in connection.execute(SELECT_SCHEMA).fetchall()}
     if version < SCHEMA_VERSION or found != {normal(sql) for sql in STATEMENTS[file]}:
         raise StateMissing(f"{file} does not hold the tables that it must; {REPAIR}")
     rows = connection.execute(SELECT_IDENTITY).fetchall()
