@@ -11,6 +11,7 @@ from penstock.testing.campaigns import crashes, faults
 from penstock.testing.campaigns.campaign import Report
 from penstock.testing.campaigns.crashes import Crash, replay
 from penstock.testing.campaigns.life import ACTS, Life
+from penstock.testing.journal import Outcome
 from penstock.testing.machine import SURVIVALS, Machine, Survival, VirtualDisk
 from penstock.testing.machine.faults import FAILING, FULL, LYING, SHORT, SLOW
 
@@ -41,19 +42,27 @@ def test_a_disk_that_misbehaves_breaks_no_promise() -> None:
     assert all(report.tried[fault] > 20 for fault in (SHORT, FULL, FAILING, LYING, SLOW))
 
 
-def test_a_life_does_everything_and_the_same_for_the_same_seed() -> None:
-    lives = []
-    for _ in range(2):
-        machine = Machine(7)
-        life = Life(machine, 7)
-        life.run()
-        machine.turn_off()
-        lives.append((machine.operations, [(act.what, act.outcome) for act in life.history]))
-    assert lives[0] == lives[1]
-    _, acts = lives[0]
-    assert len(acts) > len(ACTS)
-    begun = {what.split()[0] for what, _ in acts}
-    assert {"create", "publish", "trim", "delete", "schedule", "stage", "run", "close", "commit", "park"} <= begun
+def lived(seed: int) -> tuple[list[str], list[tuple[str, Outcome]]]:
+    machine = Machine(seed)
+    life = Life(machine, seed)
+    life.run()
+    machine.turn_off()
+    return machine.operations, [(act.what, act.outcome) for act in life.history]
+
+
+def test_a_life_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+    assert lived(7) == lived(7)
+    assert lived(7) != lived(8)
+
+
+def test_lives_do_everything_and_succeed() -> None:
+    acts = [act for seed in range(6) for act in lived(seed)[1]]
+    assert len(acts) > 6 * len(ACTS)
+    assert {what.split()[0] for what, outcome in acts if outcome is Outcome.OK} == {
+        "create", "publish", "trim", "delete", "schedule", "cancel", "stage", "run", "close", "open", "commit", "park",
+        "settle", "acquire", "prepare", "finish", "mark", "retain",
+    }  # fmt: skip
+    assert {outcome for _, outcome in acts} == {Outcome.OK}
 
 
 @pytest.fixture

@@ -105,6 +105,8 @@ def hang_at_work() -> None:
 def test_a_bug_in_the_writers_is_found(monkeypatch: pytest.MonkeyPatch, bug: Any, found: str) -> None:
     monkeypatch.setattr(campaign, "FINDINGS_MAX", 1)
     monkeypatch.setattr(processes, "CHECK_ROUNDS", 2)
+    # Nobody is merely slow for so long, so that the bug shows where it is looked for.
+    monkeypatch.setattr(processes, "IMPATIENT_SECONDS", 1.0)
     if bug is hang_at_work:
         monkeypatch.setattr(processes, "ANSWER_SECONDS", 2.0)
     report = Report(30)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import BeyondEnd, PenstockError, TopicDeleted, Trimmed, TrimRefused, UsageError, WriterStalled
+from penstock.errors import BeyondEnd, PenstockError, TopicDeleted, Trimmed, TrimRefused, UsageError
 from penstock.offsets import Range
 from penstock.rows import Partition, Retention
 from penstock.stores.file.gate import PARTITIONS_GATE, TOPICS_GATE
@@ -132,18 +132,17 @@ class FileLog:
         self._finish_deletion(log_id, partitions)
 
     def _finish_deletion(self, log_id: str, partitions: list[PartitionFiles]) -> None:
-        for files in partitions:
-            try:
+        try:
+            for files in partitions:
                 self._writer(files).delete()
-            except WriterStalled as error:
-                # The topic is gone all the same. What is left is removed when the store is next opened.
-                logger.warning("%s was deleted, and its files stay for now: %s", files, error)
-                return
-            with self._lock:
-                self._handles.pop(Partition(log_id, files.number), None)
-        self._progress.forget_log(log_id)
-        with self._topics_turn():
-            self.topic_directory.remove(log_id)
+                with self._lock:
+                    self._handles.pop(Partition(log_id, files.number), None)
+            self._progress.forget_log(log_id)
+            with self._topics_turn():
+                self.topic_directory.remove(log_id)
+        except (PenstockError, OSError) as error:
+            # The topic is gone all the same. What is left is removed when the store is next opened.
+            logger.warning("log %s was deleted, and what is left of it stays for now: %s", log_id, error)
 
     def topics(self) -> list[TopicInfo]:
         self.check_open()

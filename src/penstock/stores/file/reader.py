@@ -75,7 +75,7 @@ class PartitionReader:
 
     def refresh(self, tail: Tail) -> None:
         """Look at the directory anew if the tail tells of another segment, or of a repair."""
-        seen = (tail.epoch, tail.segment_base, tail.segment_epoch, tail.first)
+        seen = (tail.epoch, tail.segment_base, tail.segment_epoch, tail.first, tail.inode)
         if seen != self._seen:
             with self._lock:
                 self._list(tail)

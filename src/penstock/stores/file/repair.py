@@ -210,6 +210,9 @@ class _Repair:
         self._report = report
         self._done: list[str] = []
         self._epoch = 1 + max([tail.epoch if tail else 0, *(name.epoch for name in files.names())])
+        # Of a segment that cannot be read, perhaps nobody but the tail knows where it ended.
+        stops = [damage.stop or 0 for damage in report.damages]
+        self._goal = max([report.end, tail.durable_end if tail else 0, *stops])
 
     def run(self) -> list[str]:
         self._put_away()
@@ -220,8 +223,7 @@ class _Repair:
                 self._rewrite(name, stop)
         self._fill_holes()
         # The tail is found anew from what is there now; a torn end is cut off on the way.
-        witness = max((damage.stop or 0 for damage in self._report.damages), default=0)
-        recovered = recover(self._files, self._tail, max(witness, self._report.end))
+        recovered = recover(self._files, self._tail, self._goal)
         if recovered.damages:
             raise recovered.damages[0].error()
         # Of no boot, so that whoever comes next recovers the log once more, and asks the cursors how far it went.
@@ -289,11 +291,8 @@ class _Repair:
             end, number, latest = walked.end, walked.number, walked.max_time
             before = Predecessor(name.base, name.epoch, walked.position, walked.end, walked.number)
             producers = file.producers()
-        goal = max((damage.stop or 0 for damage in self._report.damages if damage.kind != TORN), default=0)
-        if self._tail is not None:  # of an unreadable segment nobody else knows where it ended
-            goal = max(goal, self._tail.durable_end)
-        if end < goal:
-            self._declare(_Hole(end, goal, number, latest), producers, before)
+        if end < self._goal:
+            self._declare(_Hole(end, self._goal, number, latest), producers, before)
 
     def _declare(self, hole: _Hole, producers: ProducerTable, before: Predecessor | None) -> None:
         number = max(hole.number, 0)

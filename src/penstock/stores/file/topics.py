@@ -171,6 +171,8 @@ class Topics:
     def _prepare(self, entry: Entry) -> None:
         """Make what a topic needs before it exists: its tails, and a segment that can say what the topic is."""
         self._disk.make_directory(self._directory / entry.topic.log_id)
+        # Before anybody can find the topic: whoever does may acknowledge events, and this process be killed meanwhile.
+        self._disk.sync_directory(self._directory)
         first = self._files(entry, 0)
         tail = empty_tail(first)
         segment = first.create_segment(
@@ -185,7 +187,6 @@ class Topics:
     def _write(self, entry: Entry) -> None:
         directory = self._directory / entry.topic.log_id
         replace_file(self._platform, directory / _TOPIC, msgspec.json.encode(entry))
-        self._disk.sync_directory(self._directory)
         self._entries[entry.topic.log_id] = entry
 
     # --- removing -------------------------------------------------------------------------------

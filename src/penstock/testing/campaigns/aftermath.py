@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.offsets import Gap
-from penstock.outbox import SqliteOutbox
 from penstock.rows import ParkedFilter, Partition
 from penstock.stores.file.repair import apply, plan
 from penstock.stores.file.store import FileStore
 from penstock.stores.file.verify import verify
 from penstock.testing.campaigns.life import (
-    APPLICATION,
     SMALL,
     SUBSCRIPTION,
     Act,
@@ -39,6 +37,7 @@ from penstock.testing.campaigns.life import (
     Deleted,
     Entering,
     Granted,
+    MachineOutbox,
     ParkedOne,
     Prepared,
     Published,
@@ -89,8 +88,6 @@ class Aftermath:
         self._journal = Journal()
         self.problems: list[str] = []
         self.seen = [*seen]
-        self.opening = True
-        """Whether nothing was done yet but opening and reading."""
         for act in history:
             doubted = isinstance(act, Published) and not trusts_syncs
             (replace(act, outcome=Outcome.UNKNOWN) if doubted else act).tell(self._journal)
@@ -124,7 +121,6 @@ class Aftermath:
                 self._check_topics(store)
                 self._check_parked(store)
                 self._check_manifests(store)
-            self.opening = False
             if goes_on:
                 report = verify(ROOT, self._machine.platform)
                 if not report.ok:
@@ -232,9 +228,10 @@ class Aftermath:
                     self.problems.append(f"batch {act.manifest.batch}: its manifest was prepared, and is another")
 
     def _check_leases(self, store: FileStore) -> None:
+        epochs = [act.answer for act in self.history if isinstance(act, Granted) and act.answer is not None]
         self._machine.clock.advance(2.0)
         lease = store.leases.acquire("lease", "somebody else", 1.0)
-        epochs = [act.answer for act in self.history if isinstance(act, Granted) and act.answer is not None]
+        self.history.append(Granted(what="acquire it again", outcome=Outcome.OK, answer=lease.epoch if lease else None))
         if lease is None or lease.epoch <= max(epochs, default=0):
             self.problems.append(f"a lease that had epochs {epochs} was granted as {lease}")
 
@@ -260,13 +257,15 @@ class Aftermath:
             for new in [self._machine.chance.randbytes(16)]
         ]
         for act in acts:
-            again = replace(act, outcome=Outcome.OK, answer=send(store, act))
+            again = replace(act, outcome=Outcome.UNKNOWN)
+            self.history.append(again)  # before it is done: it may crash again meanwhile
+            again.answer = send(store, act)
+            again.outcome = Outcome.OK
             again.tell(self._journal)
-            self.history.append(again)
 
     def _enter(self, store: FileStore) -> None:
         """Let everything that waits enter the log, and see that it does so once."""
-        outbox = SqliteOutbox(APPLICATION, connect=self._machine.databases.connect)
+        outbox = MachineOutbox(self._machine)
         try:
             for _ in range(ROUNDS):
                 self._machine.clock.advance(20.0)  # leases of those who crashed have expired

@@ -32,10 +32,10 @@ ALL_FROM = 20_000
 """With so many rounds each operation is crashed in every way; with fewer, in some that the seed draws."""
 SAMPLE = 3
 SECOND_CRASH = 0.25
-"""In this share of the states, another crash comes during recovery."""
+"""In this share of the states, another crash comes while the store recovers, or goes on."""
 GOES_ON = 0.5
 """In this share of them the store is also verified, and used again."""
-RECOVERY_STEPS = 40
+RECOVERY_STEPS = 60
 FOR_EVER = 1 << 40
 SHOWN = 12
 """So many operations before the crash are shown."""
@@ -51,7 +51,7 @@ class Crash(NamedTuple):
     how: Survival | None
     """None if the process is killed."""
     second: tuple[int, Survival | None] | None = None
-    """Before which operation of the recovery it crashes again, and how."""
+    """Before which operation after that it crashes again, and how."""
 
 
 class _Enough(BaseException):
@@ -166,21 +166,22 @@ def _examine(crash: Crash, scene: Scene, report: Report) -> list[str]:
     left: list[tuple[Machine, Aftermath]] = []
 
     def crash_again(_operation: str) -> None:
-        if aftermath.opening and crash.second is not None and len(after.operations) == crash.second[0]:
+        if crash.second is not None and len(after.operations) == crash.second[0]:
             again = _crashed(after, crash.second[1], chance)
-            left.append((again, Aftermath(again, scene.history, aftermath.seen, damages=scene.damages)))
+            left.append((again, Aftermath(again, aftermath.history, aftermath.seen, damages=scene.damages)))
 
     after.on_step = crash_again
-    problems = aftermath.examine(goes_on=chance.random() < GOES_ON)
+    goes_on = chance.random() < GOES_ON
+    problems = aftermath.examine(goes_on=goes_on)
     report.count("crash states")
     report.count(f"{crash.how or KILL}")
     # What was acknowledged and read since must outlast the next power loss, which takes all that was not synced.
-    if crash.operation % 4 == 0:
+    if goes_on:
         again = after.after_power_loss(SURVIVALS[1], chance)
         left.append((again, Aftermath(again, aftermath.history, aftermath.seen, damages=scene.damages)))
     after.turn_off()
     for again, second in left:
-        problems += [f"after a second crash: {text}" for text in second.examine()]
+        problems += [f"after a second crash: {text}" for text in second.examine(goes_on=False)]
         report.count("crash states")
         report.count("crashed again")
         again.turn_off()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
@@ -188,7 +189,7 @@ class Life:
         self.chance = random.Random(self.seed)
         self._sequences: dict[bytes, int] = {}
         self._number = 0
-        self._outbox = SqliteOutbox(APPLICATION, connect=self.machine.databases.connect)
+        self._outbox = MachineOutbox(self.machine)
 
     def open(self) -> None:
         """Open the store, making it at first."""
@@ -414,6 +415,16 @@ class Life:
     def move(self) -> None:
         """Let what was staged enter the log."""
         self._perform(Act(what="run the mover"), lambda: run_mover(self.store, self._outbox, self.machine))
+
+
+class MachineOutbox(SqliteOutbox):
+    """The outbox in the application's database of a machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(APPLICATION, connect=machine.databases.connect)
+
+    def _check_file(self, cursor: sqlite3.Cursor) -> None:
+        """Believe the caller: a database in memory has no path that could be compared."""
 
 
 # --- what a life and its aftermath share ----------------------------------------------------------

@@ -39,6 +39,14 @@ class LogConformance(StoreOpening):
 
     # --- topics --------------------------------------------------------------------------------
 
+    def test_a_partition_that_was_looked_at_while_it_was_empty_is_read_once_it_is_not(self, store: Store) -> None:
+        topic = store.log.create_topic("looked", TopicSettings(partitions=3))
+        for partition in topic.partitions:
+            assert store.log.read(partition, 0, bytes_max=PLENTY) == []
+            assert store.log.find_time(partition, 0) == 0
+            fill(store, partition, 2)
+            assert payloads(store, partition) == [b"0", b"1"]
+
     def test_a_topic_is_created_once_and_found_again(self, store: Store, clock: VirtualClock) -> None:
         settings = TopicSettings(partitions=3, content_type="application/json", source="shop")
         created_at = clock.time_us()
