@@ -18,7 +18,7 @@ from penstock.stores.file.state.leases import FileLeases
 from penstock.stores.file.state.schedule import FileSchedule
 from penstock.testing.campaigns.campaign import Report, TooManyFindings
 from penstock.testing.campaigns.clocks import CAMPAIGN
-from penstock.testing.campaigns.clocks_life import ALARM
+from penstock.testing.campaigns.clocks.life import ALARM
 
 
 def test_no_jump_of_the_clock_breaks_a_promise() -> None:

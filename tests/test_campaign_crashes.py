@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.testing.campaigns import crashes, faults
 from penstock.testing.campaigns.campaign import Report
-from penstock.testing.campaigns.crashes import Crash, replay
-from penstock.testing.campaigns.life import ACTS, Life
+from penstock.testing.campaigns.virtual import crashes, faults
+from penstock.testing.campaigns.virtual.crashes import Crash, replay
+from penstock.testing.campaigns.virtual.life import ACTS, Life
 from penstock.testing.journal import Outcome
 from penstock.testing.machine import SURVIVALS, Machine, Survival, VirtualDisk
 from penstock.testing.machine.faults import FAILING, FULL, LYING, SHORT, SLOW

@@ -23,8 +23,8 @@ from penstock.stores.file.state.sealing import Row, Table
 from penstock.testing.campaigns import damage
 from penstock.testing.campaigns.campaign import Report, TooManyFindings
 from penstock.testing.campaigns.damage import CAMPAIGN, silence
-from penstock.testing.campaigns.damage_cases import cut, flipped
-from penstock.testing.campaigns.damage_oracle import ALLOCATED, FIRST_FILLING, LAST_MARKER
+from penstock.testing.campaigns.damage.cases import cut, flipped
+from penstock.testing.campaigns.damage.oracle import ALLOCATED, FIRST_FILLING, LAST_MARKER
 
 
 def test_all_damage_is_told_and_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,11 @@ import pytest
 from penstock.errors import PenstockError, StateMissing, StoreError, StoreFull
 from penstock.offsets import Range
 from penstock.rows import Appended, Commit
-from penstock.testing.campaigns import exhaustion_rounds
 from penstock.testing.campaigns.campaign import Report
 from penstock.testing.campaigns.exhaustion import CAMPAIGN, mounted
-from penstock.testing.campaigns.exhaustion_client import Client
-from penstock.testing.campaigns.exhaustion_rounds import (
+from penstock.testing.campaigns.exhaustion import rounds as exhaustion_rounds
+from penstock.testing.campaigns.exhaustion.client import Client
+from penstock.testing.campaigns.exhaustion.rounds import (
     Ballast,
     few_descriptors,
     is_about_descriptors,

@@ -11,7 +11,7 @@ from penstock.stores.file import block, scan
 from penstock.testing.campaigns import mutations
 from penstock.testing.campaigns.campaign import Report, TooManyFindings
 from penstock.testing.campaigns.mutations import CAMPAIGN
-from penstock.testing.campaigns.mutations_blocks import MUTATIONS, SEGMENT, originals
+from penstock.testing.campaigns.mutations.blocks import MUTATIONS, SEGMENT, originals
 
 
 class FirstFinding(Report):

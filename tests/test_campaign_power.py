@@ -16,8 +16,8 @@ from penstock.stores.file.tail import State
 from penstock.stores.file.writer import PartitionWriter
 from penstock.testing.campaigns import campaign, power
 from penstock.testing.campaigns.campaign import Report, TooManyFindings
-from penstock.testing.campaigns.power_device import Cut, Device
-from penstock.testing.campaigns.processes_reports import Answered, Asked, Bounds, Ledger, Publish, Topics, now
+from penstock.testing.campaigns.power.device import Cut, Device
+from penstock.testing.campaigns.processes.reports import Answered, Asked, Bounds, Ledger, Publish, Topics, now
 from penstock.testing.journal import Outcome
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from penstock.deduplication import ProducerTable
 from penstock.errors import WriterStalled
 from penstock.stores.file import gate
 from penstock.stores.file.state import commits
-from penstock.testing.campaigns import campaign, processes, processes_writer
+from penstock.testing.campaigns import campaign, processes
 from penstock.testing.campaigns.campaign import Report, TooManyFindings
-from penstock.testing.campaigns.processes_zygote import Crashed, Zygote
+from penstock.testing.campaigns.processes import writer as processes_writer
+from penstock.testing.campaigns.zygote import Crashed, Zygote
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

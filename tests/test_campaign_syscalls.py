@@ -13,8 +13,8 @@ import pytest
 
 from penstock.errors import Corruption
 from penstock.stores.file.platform import SystemDisk
-from penstock.testing.campaigns import syscalls_judge
 from penstock.testing.campaigns.campaign import Report
+from penstock.testing.campaigns.nursery import Child, Nursery
 from penstock.testing.campaigns.syscalls import (
     CAMPAIGN,
     FAULTS,
@@ -25,9 +25,9 @@ from penstock.testing.campaigns.syscalls import (
     findings,
     injections,
 )
-from penstock.testing.campaigns.syscalls_judge import Judge, complaints, possible, steps_of
-from penstock.testing.campaigns.syscalls_life import Life
-from penstock.testing.campaigns.syscalls_nursery import Child, Nursery
+from penstock.testing.campaigns.syscalls import judge as syscalls_judge
+from penstock.testing.campaigns.syscalls.judge import Judge, complaints, possible, steps_of
+from penstock.testing.campaigns.syscalls.life import Life
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

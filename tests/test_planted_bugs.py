@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.stores.file.log import FileLog
-from penstock.testing.campaigns import planted, planted_hunts
+from penstock.testing.campaigns import planted
 from penstock.testing.campaigns.campaign import Report
 from penstock.testing.campaigns.planted import BUGS, CAMPAIGN, Bug, table
-from penstock.testing.campaigns.planted_hunts import Misfit, crashes_during
-from penstock.testing.campaigns.planted_tools import changed
+from penstock.testing.campaigns.planted import hunts as planted_hunts
+from penstock.testing.campaigns.planted.hunts import Misfit, crashes_during
+from penstock.testing.campaigns.planted.tools import changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

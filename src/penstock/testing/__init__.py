@@ -1,6 +1,9 @@
 """What Penstock tests itself with, shipped for those who build on it.
 
 * `penstock.testing.conformance`: one suite that every store passes; the contract of `penstock.ports`, run.
+* `penstock.testing.journal` and `checker`: what was asked, answered and seen, and whether every promise held.
+* `penstock.testing.machine`: a machine in memory that may lose its power before any operation, and runs the file store.
+* `penstock.testing.campaigns`: programs that try to break a promise, thousands of times, each replayable from a seed.
 
 Importing this package needs nothing beyond Penstock itself. pytest is needed where a suite is run.
 """

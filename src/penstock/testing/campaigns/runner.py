@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 MODULES = {
     "c0": "planted",
-    "c2": "crashes",
+    "c2": "virtual.crashes",
     "c3": "power",
     "c4": "syscalls",
-    "c5": "faults",
+    "c5": "virtual.faults",
     "c6": "damage",
     "c7": "processes",
     "c11": "exhaustion",
@@ -37,7 +37,9 @@ MODULES = {
 
 BAR = 30
 SHOW_SECONDS = 0.2
-BEGIN, END = "<!-- written by `make campaign`: begin -->", "<!-- written by `make campaign`: end -->"
+FIGURES = ("<!-- figures: begin -->", "<!-- figures: end -->")
+BUGS = ("<!-- planted bugs: begin -->", "<!-- planted bugs: end -->")
+"""Between what the page is written here."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,11 +171,23 @@ def as_json(results: Sequence[Result]) -> bytes:
 
 
 def write_page(page: Path, results: Sequence[Result], date: str) -> None:
-    """Write the figures of a run into the page, between its two marks."""
+    """Write the figures of a run, and the table of planted bugs, into the page."""
     text = page.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    page.write_text(f"{before}{BEGIN}\n\n{_figures(results, date)}\n{END}{after}", encoding="utf-8")
+    text = _between(FIGURES, text, _figures(results, date))
+    page.write_text(_between(BUGS, text, planted_bugs()), encoding="utf-8")
+
+
+def planted_bugs() -> str:
+    """Return the table that says which test catches which planted bug."""
+    from penstock.testing.campaigns.planted import table  # which is heavy, and needed here alone
+
+    return table()
+
+
+def _between(marks: tuple[str, str], text: str, new: str) -> str:
+    before, rest = text.split(marks[0])
+    _, after = rest.split(marks[1])
+    return f"{before}{marks[0]}\n\n{new.strip()}\n\n{marks[1]}{after}"
 
 
 def _figures(results: Sequence[Result], date: str) -> str:

@@ -1,0 +1,138 @@
+"""C0: do the tests catch anything? Classic bugs are planted in the store, one at a time, and each must be caught.
+
+A bug is in the code only while its hunt runs. A hunt is a campaign that is aimed at where the bug would show, or one
+scene; it finds nothing in code that is right, and at least one thing in code that is wrong. What is reported here is a
+bug that nobody noticed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.testing.campaigns.campaign import Campaign
+from penstock.testing.campaigns.planted import forks, log, scenes, state
+from penstock.testing.campaigns.planted.hunts import REORDERED, crashes_during, lives_on_a_bad_disk
+from penstock.testing.machine.faults import FAILING, SHORT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from penstock.testing.campaigns.campaign import Report
+
+C2: Final = "c2"
+C5: Final = "c5"
+RECOVERY: Final = "scenes of recovery"
+DAMAGE: Final = "scenes of damage"
+PROCESSES: Final = "scenes with two processes"
+CURSORS: Final = "scenes with cursors"
+FORKS: Final = "forks"
+
+
+class Bug(NamedTuple):
+    """A bug that is planted to see whether it is caught."""
+
+    name: str
+    what: str
+    """What the code does then."""
+    catcher: str
+    """A campaign, or scenes of its own."""
+    plant: Callable[[], AbstractContextManager[None]]
+    hunt: Callable[[], str | None]
+    """Returns the first thing that is wrong, or None."""
+
+    def caught(self) -> str | None:
+        """Plant the bug, hunt for it, and return what gave it away."""
+        with self.plant():
+            return self.hunt()
+
+
+def _bug(plant: Callable[[], AbstractContextManager[None]], catcher: str, hunt: Callable[[], str | None]) -> Bug:
+    """Return a bug that is called and described as the function that plants it."""
+    return Bug(plant.__name__.replace("_", "-"), inspect.getdoc(plant) or "", catcher, plant, hunt)
+
+
+BUGS: Final = (
+    # What is synced
+    _bug(log.ack_before_sync, C2, crashes_during("publish", after="write .*/tails")),
+    _bug(log.retried_sync, C5, lives_on_a_bad_disk(FAILING)),
+    _bug(log.poisoned_pages_synced_again, C5, lives_on_a_bad_disk(FAILING)),
+    _bug(log.short_write_believed, C5, lives_on_a_bad_disk(SHORT)),
+    _bug(log.unsynced_recovery, RECOVERY, scenes.lost_tails),
+    _bug(state.cursor_before_the_sync, CURSORS, scenes.a_cursor_over_unsynced_events),
+    # In which order names change
+    _bug(log.unsynced_segment_name, C2, crashes_during("publish", after=r"sync .*\.seg")),
+    _bug(log.unsynced_rename, C2, crashes_during("trim", after=r"remove .*\.seg", ways=REORDERED)),
+    _bug(log.name_before_content, C2, crashes_during("publish", after=r"rename .*unnamed\.seg")),
+    _bug(log.resurrected_topic, C2, crashes_during("delete", after=r"remove .*deleted\.json", ways=REORDERED)),
+    _bug(log.topic_found_too_early, C2, crashes_during("create topic", after=r"rename .*topic\.json")),
+    _bug(log.directory_of_a_killed_process, C2, crashes_during("publish", after="make directory")),
+    _bug(log.trim_before_the_start, C2, crashes_during("trim", after=r"remove .*\.seg")),
+    _bug(log.old_segment_removed_first, RECOVERY, scenes.crashes_while_healing),
+    # What is believed after a crash
+    _bug(log.tail_of_another_boot_believed, C2, crashes_during("publish", after=r"sync .*\.seg")),
+    _bug(log.epoch_not_raised, RECOVERY, scenes.a_torn_write),
+    _bug(log.torn_tail_not_cut, RECOVERY, scenes.a_torn_write),
+    _bug(log.cut_without_quarantine, RECOVERY, scenes.a_torn_write),
+    _bug(log.payload_taken_for_a_block, RECOVERY, scenes.a_payload_like_a_block),
+    _bug(state.offset_reuse, RECOVERY, scenes.a_log_shorter_than_its_cursor),
+    # What is believed of damaged bytes
+    _bug(log.corruption_taken_for_torn, DAMAGE, scenes.damage_before_a_witness),
+    _bug(log.sealed_length_not_checked, DAMAGE, scenes.sealed_segments_cut),
+    _bug(log.crc_without_the_lengths, DAMAGE, scenes.damaged_headers),
+    _bug(log.index_believed, DAMAGE, scenes.damaged_indexes),
+    _bug(state.checksum_not_checked, DAMAGE, scenes.damaged_rows),
+    # What readers and writers know of each other
+    _bug(log.reads_past_the_durable_end, PROCESSES, scenes.a_reader_beside_a_writer),
+    _bug(log.producers_lost_at_the_roll, C5, lives_on_a_bad_disk(FAILING)),
+    _bug(log.producers_not_caught_up, PROCESSES, scenes.two_writers),
+    _bug(log.deleted_topic_written, PROCESSES, scenes.a_writer_after_the_deletion),
+    _bug(log.turn_kept_through_fork, FORKS, forks.a_child_forked_in_a_turn),
+    _bug(log.lock_outlives_its_owner, FORKS, forks.a_turn_outlived_by_a_child),
+    # The small state, and what enters by itself
+    _bug(state.cursor_beyond_the_end, CURSORS, scenes.cursors_that_are_refused),
+    _bug(state.cursor_goes_back, CURSORS, scenes.cursors_that_are_refused),
+    _bug(state.lease_epoch_reused, C2, crashes_during("acquire")),
+    _bug(state.stale_fence_accepted, PROCESSES, scenes.a_stale_lease),
+    _bug(state.outbox_row_deleted_first, C2, crashes_during("run the mover", before=r"write .*\.seg")),
+    _bug(state.scheduled_row_done_first, C2, crashes_during("run the scheduler", before=r"write .*\.seg")),
+    _bug(
+        state.another_sequence_at_each_claim,
+        C2,
+        crashes_during("run the scheduler", after="write .*/tails", before="commit control.db"),
+    ),
+)
+
+
+def run(report: Report, seed: int) -> None:
+    """Plant one bug after the other, beginning where the seed says."""
+    for number in range(report.rounds):
+        bug = BUGS[(seed + number) % len(BUGS)]
+        if bug.caught() is None:
+            report.found(f"nobody noticed: {bug.what}", bug.name)
+        else:
+            report.count(f"caught by {bug.catcher}")
+        report.finish_round()
+
+
+def table() -> str:
+    """Return all bugs as a table in Markdown."""
+    rows = [f"| {bug.name} | {bug.what} | {bug.catcher} |" for bug in BUGS]
+    return "\n".join(["| bug | what the code does then | caught by |", "| --- | --- | --- |", *rows])
+
+
+def _obstacle() -> str | None:
+    return None if sys.platform == "linux" else "Linux is needed for locks that a child inherits"
+
+
+CAMPAIGN = Campaign(
+    name="c0",
+    title="planted bugs: do the tests catch them?",
+    unit="planted bug",
+    small=len(BUGS),
+    full=len(BUGS),
+    run=run,
+    obstacle=_obstacle,
+)
