@@ -38,8 +38,8 @@ bench: $(STAMP) ## measure every area; results go to bench/results/
 
 campaign: $(STAMP) ## try to break the log, in full (CAMPAIGN="c2 c5", ROUNDS=1000, SEED=7 to choose)
 	$(BIN)/python -m penstock.testing.campaigns $(CAMPAIGN) $(if $(ROUNDS),--rounds $(ROUNDS)) \
-	  $(if $(SEED),--seed $(SEED)) --json bench/results/campaigns.json \
-	  $(if $(CAMPAIGN)$(ROUNDS),,--page docs/guide/how-tested.md)
+	  $(if $(SEED),--seed $(SEED)) --json build/campaigns.json \
+	  --record bench/results/campaigns.json --page docs/guide/how-tested.md
 
 slow: $(STAMP) ## the long tests: more examples, every test marked slow
 	HYPOTHESIS_PROFILE=campaign $(BIN)/python -m pytest --slow --timeout 3600 $(PYTEST)

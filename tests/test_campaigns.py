@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.testing.campaigns import runner
 from penstock.testing.campaigns.campaign import FINDINGS_MAX, Campaign, Report
@@ -84,22 +85,25 @@ def test_too_many_findings_end_a_campaign() -> None:
     assert f"{FINDINGS_MAX} FOUND" in runner.outcome(result)
 
 
-def test_results_as_json_and_as_a_page(tmp_path: Path) -> None:
+def test_full_runs_are_kept_in_a_record_and_shown_on_a_page(tmp_path: Path) -> None:
     def one(report: Report, _seed: int) -> None:
         report.count("things", 3)
         report.found("it broke", "seed 1")
-        report.finish_round()
+        report.finish_round(report.rounds)
 
-    results = [runner.run(a_campaign(one), 1, 1), runner.run(a_campaign(obstacle="no disk"), 1, 1)]
-    told = json.loads(runner.as_json(results))
-    assert [campaign["findings"] for campaign in told["campaigns"]] == [[["it broke", "seed 1"]], []]
-    page = tmp_path / "page.md"
+    record, page = tmp_path / "kept" / "record.json", tmp_path / "page.md"
     page.write_text(PAGE.read_text())
+    full = [replace(runner.run(a_campaign(one), 2, 1), name=name) for name in ("c2", "c5")]
+    partial = replace(runner.run(a_campaign(), 1, 1), name="c5")
+    skipped = replace(runner.run(a_campaign(obstacle="no disk"), 2, 1), name="c6")
+    assert [result.full for result in (*full, partial, skipped)] == [True, True, False, False]
+    runner.update_record(record, full)
+    assert runner.update_record(record, [partial, skipped]) == full
+    assert [kept["findings"] for kept in json.loads(record.read_text())] == [[["it broke", "seed 1"]]] * 2
     for _ in range(2):
-        runner.write_page(page, results, "2026-01-02")
+        runner.write_page(page, full)
         text = page.read_text()
-        assert text.count("2026-01-02") == text.count("skipped: no disk") == 1
-        assert "1 found" in text
+        assert text.count("| c2 | a title | 2 | round | 1 |") == text.count("- **c5**: things: 3.") == 1
         assert text.startswith("# How Penstock is tested")
 
 
@@ -114,7 +118,7 @@ def test_the_command_runs_what_is_asked_for_and_writes_it_down(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert "campaigns c2, seed 5" in done.stdout
     assert "nothing found in 30 rounds" in done.stderr
-    [campaign] = json.loads((tmp_path / "out" / "results.json").read_text())["campaigns"]
+    [campaign] = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (campaign["name"], campaign["rounds"], campaign["seed"], campaign["findings"]) == ("c2", 30, 5, [])
     assert campaign["tried"]["crash states"] >= 30
 

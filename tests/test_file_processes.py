@@ -343,7 +343,7 @@ def test_a_deletion_waits_for_the_turn_and_one_that_was_given_up_is_finished_at_
     ready(child)
     assert child.ask("hold", 1, 0, 3) == "in turn"
     store.log.delete_topic(partition.log_id)
-    assert "its files stay for now" in caplog.text
+    assert "what is left of it stays for now" in caplog.text
     # What is acknowledged now is acknowledged by the topic that still was when its turn began.
     assert child.ask("go on")["start"] == 0
     assert child.ask("send", 1, 3, 1)["error"] == "TopicDeleted"

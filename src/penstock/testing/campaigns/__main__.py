@@ -8,10 +8,18 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
-from penstock.testing.campaigns.runner import MODULES, as_json, find, run_all, say, summary, write_page
+from penstock.testing.campaigns.runner import (
+    MODULES,
+    find,
+    run_all,
+    say,
+    summary,
+    update_record,
+    write_json,
+    write_page,
+)
 
 SEEDS = 1_000_000
 
@@ -35,13 +43,14 @@ def main() -> int:
     )
     say("\n" + summary(results))
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_bytes(as_json(results))
+        write_json(arguments.json, results)
         say(f"\nwritten to {arguments.json}")
-    whole = len(results) == len(MODULES) and all(result.rounds >= result.asked or result.skipped for result in results)
-    if arguments.page is not None and whole:
-        write_page(arguments.page, results, datetime.now(UTC).date().isoformat())
-        say(f"figures written to {arguments.page}")
+    if arguments.record is not None and any(result.full for result in results):
+        record = update_record(arguments.record, results)
+        say(f"full runs noted in {arguments.record}")
+        if arguments.page is not None:
+            write_page(arguments.page, record)
+            say(f"and their figures in {arguments.page}")
     return int(any(result.findings for result in results) or len(results) < len(names))
 
 
@@ -54,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--small", action="store_true", help="as many rounds as the test suite runs")
     parser.add_argument("--seed", type=int, help="what decides everything; a new one if it is not given")
     parser.add_argument("--json", type=Path, help="a file for the results")
-    parser.add_argument("--page", type=Path, help="a page whose figures are written after a full run of all")
+    parser.add_argument("--record", type=Path, help="a file that keeps the last full run of each campaign")
+    parser.add_argument("--page", type=Path, help="a page whose figures are written from that record")
     parser.add_argument("--list", action="store_true", help="say what there is, and end")
     return parser
 

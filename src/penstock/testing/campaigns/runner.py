@@ -1,6 +1,7 @@
 """Runs campaigns one after the other, shows how far they are, and sums up what was tried and found.
 
-The page *How Penstock is tested* has a part that is written here, after a run of all campaigns in full.
+The last full run of each campaign is kept in a record, from which the figures of the page *How Penstock is tested* are
+written.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
 import msgspec
@@ -57,6 +59,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     skipped: str | None = None
     """Why it did not run."""
+    full: bool = False
+    """Whether it was asked for all that it has, and ran to its end."""
+    date: str = ""
+    python: str = platform.python_version()
+    system: str = platform.system()
 
 
 def find(name: str) -> Campaign:
@@ -90,6 +97,8 @@ def run(campaign: Campaign, rounds: int, seed: int, *, show: Callable[[Report], 
         tried=dict(report.tried),
         findings=report.findings,
         skipped=skipped,
+        full=skipped is None and campaign.full <= rounds <= report.done,
+        date=datetime.now(UTC).date().isoformat(),
     )
 
 
@@ -164,16 +173,28 @@ def summary(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def as_json(results: Sequence[Result]) -> bytes:
-    """Return everything, for programs."""
-    told = {"python": platform.python_version(), "system": platform.system(), "campaigns": results}
-    return msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n"
+def write_json(path: Path, results: Sequence[Result]) -> None:
+    """Write everything down, for programs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
 
 
-def write_page(page: Path, results: Sequence[Result], date: str) -> None:
-    """Write the figures of a run, and the table of planted bugs, into the page."""
+def update_record(path: Path, results: Sequence[Result]) -> list[Result]:
+    """Note the full runs among these in the record, and return all that it holds."""
+    kept = {result.name: result for result in (_read_results(path.read_bytes()) if path.exists() else [])}
+    kept |= {result.name: result for result in results if result.full}
+    record = [kept[name] for name in MODULES if name in kept]
+    write_json(path, record)
+    return record
+
+
+_read_results = msgspec.json.Decoder(list[Result]).decode
+
+
+def write_page(page: Path, record: Sequence[Result]) -> None:
+    """Write the figures of the last full runs, and the table of planted bugs, into the page."""
     text = page.read_text(encoding="utf-8")
-    text = _between(FIGURES, text, _figures(results, date))
+    text = _between(FIGURES, text, _figures(record))
     page.write_text(_between(BUGS, text, planted_bugs()), encoding="utf-8")
 
 
@@ -190,24 +211,22 @@ def _between(marks: tuple[str, str], text: str, new: str) -> str:
     return f"{before}{marks[0]}\n\n{new.strip()}\n\n{marks[1]}{after}"
 
 
-def _figures(results: Sequence[Result], date: str) -> str:
-    head = f"The last full run: {date}, Python {platform.python_version()} on {platform.system()}, {_verdict(results)}."
-    lines = [head, "", "| | campaign | tried | seconds | found |", "| --- | --- | --- | ---: | ---: |"]
-    for result in results:
-        tried = f"{result.rounds:,} of: {result.unit}" if result.skipped is None else f"skipped: {result.skipped}"
-        seconds = f"{result.seconds:,.0f}" if result.skipped is None else ""
-        lines.append(f"| {result.name} | {result.title} | {tried} | {seconds} | {len(result.findings)} |")
+def _figures(record: Sequence[Result]) -> str:
+    lines = [
+        "The last full run of each campaign, on machines of two cores:",
+        "",
+        "| | campaign | rounds | a round is | seed | seconds | found | when |",
+        "| --- | --- | ---: | --- | ---: | ---: | ---: | --- |",
+    ]
+    for result in record:
+        figures = f"{result.rounds:,} | {result.unit} | {result.seed} | {result.seconds:,.0f} | {len(result.findings)}"
+        when = f"{result.date}, Python {result.python}, {result.system}"
+        lines.append(f"| {result.name} | {result.title} | {figures} | {when} |")
     lines += ["", "What was done, as the campaigns counted it:", ""]
-    for result in results:
-        if result.tried:
-            counts = sorted(result.tried.items(), key=lambda item: -item[1])
-            lines.append(f"- **{result.name}**: " + ", ".join(f"{what} {count:,}" for what, count in counts) + ".")
-    return "\n".join(lines) + "\n"
-
-
-def _verdict(results: Sequence[Result]) -> str:
-    found = sum(len(result.findings) for result in results)
-    return f"{found} found" if found else "nothing found"
+    for result in record:
+        counts = sorted(result.tried.items(), key=lambda item: -item[1])
+        lines.append(f"- **{result.name}**: " + "; ".join(f"{what}: {count:,}" for what, count in counts) + ".")
+    return "\n".join(lines)
 
 
 def say(text: str) -> None:
