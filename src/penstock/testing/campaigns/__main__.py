@@ -30,7 +30,7 @@ def main() -> int:
     if arguments.list:
         for name in MODULES:
             campaign = find(name)
-            say(f"{name:>4}  {campaign.title} ({campaign.full:,} of: {campaign.unit})")
+            say(f"{name:>4}  {campaign.title} ({campaign.full:,} rounds; a round: {campaign.unit})")
         return 0
     names = arguments.campaign or list(MODULES)
     seed = secrets.randbelow(SEEDS) if arguments.seed is None else arguments.seed
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m penstock.testing.campaigns", description="Try to break the log, in every way that we know."
     )
-    parser.add_argument("campaign", nargs="*", choices=[*MODULES, []], help="which ones; all if none is named")
+    parser.add_argument("campaign", nargs="*", type=_known, help="which ones, such as c2; all if none is named")
     parser.add_argument("--rounds", type=_positive, help="how many rounds of each, instead of the full number")
     parser.add_argument("--small", action="store_true", help="as many rounds as the test suite runs")
     parser.add_argument("--seed", type=int, help="what decides everything; a new one if it is not given")
@@ -67,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--page", type=Path, help="a page whose figures are written from that record")
     parser.add_argument("--list", action="store_true", help="say what there is, and end")
     return parser
+
+
+def _known(name: str) -> str:
+    if name not in MODULES:
+        raise argparse.ArgumentTypeError(f"there is no campaign {name!r}, only {', '.join(MODULES)}")
+    return name
 
 
 def _positive(text: str) -> int:
