@@ -1,8 +1,8 @@
-"""C4: every system call fails, once and for a while, and the process is killed there.
+"""C4: every system call fails, once, for a while and for ever, and the process is killed there.
 
 A child lives a short life with a store (`life`). At one step of it `strace` is attached, and makes one system
 call fail: the n-th of its kind in this step, with an error that it may have in reality; either that one alone, or all
-from there on until some steps later. Or the process is killed right there. Then `strace` is detached, the life goes on
+from there on until some steps later, or to the end. Or the process is killed right there. Then `strace` is detached, the life goes on
 to its end, and what is left is judged (`judge`): nothing acknowledged is lost, nothing that was refused is
 there, nothing is stored twice, nothing is damaged, and all goes on.
 
@@ -44,7 +44,8 @@ YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
 """Says whether a process may trace another one that it did not start; missing where every one may."""
 STEPS_MAX: Final = 100
 """More than a life has."""
-LASTING_STEPS_MAX: Final = 4
+LASTING_STEPS: Final = (1, 2, 4, STEPS_MAX)
+"""How many steps a lasting fault may last; the last one is for ever."""
 LIFE_SECONDS: Final = 60.0
 """No life takes as long, whatever fails: what is longer hangs."""
 DETACH_SECONDS: Final = 10.0
@@ -105,7 +106,7 @@ class Injection:
     @property
     def kind(self) -> str:
         """What the report counts."""
-        lasting = " for a while" if self.lasting_steps else ""
+        lasting = " for ever" if self.lasting_steps == STEPS_MAX else " for a while" if self.lasting_steps else ""
         return f"{self.fault}{' at' if self.fault == KILL else ' from'} {self.call}{lasting}"
 
     def __str__(self) -> str:
@@ -124,7 +125,7 @@ def injections(calls: Mapping[tuple[int, str], int], chance: random.Random) -> I
         places = [(*place, nth) for place, count in counted for nth in range(1, count + 1)]
         kind = [Injection(*place, fault) for place in places for fault in (*faults.once, KILL)]
         for place in places:
-            kind += [Injection(*place, fault, chance.randint(1, LASTING_STEPS_MAX)) for fault in faults.lasting]
+            kind += [Injection(*place, fault, chance.choice(LASTING_STEPS)) for fault in faults.lasting]
         chance.shuffle(kind)
         kinds.append(kind)
     in_turn = chain.from_iterable(zip_longest(*kinds))
@@ -246,8 +247,8 @@ def obstacle() -> str | None:
 
 CAMPAIGN: Final = Campaign(
     name="c4",
-    title="every system call fails, once and for a while, or the process is killed there",
-    unit="injections",
+    title="every system call fails, once, for a while and for ever, or the process is killed there",
+    unit="an injection",
     small=60,
     full=2_400,
     run=run,
