@@ -19,6 +19,7 @@ as its validation does, and leaves out computed fields, so that a model reads wh
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from functools import partial
@@ -91,6 +92,14 @@ class _PerClass(dict[type, T], Generic[T]):
                 self.clear()
             built = self[cls] = self._build(cls)
             return built
+
+    @classmethod
+    def renew_lock(cls) -> None:
+        """Forget who builds: in a child of a fork, nobody does."""
+        cls._building = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_PerClass.renew_lock)
 
 
 # --- JSON and MessagePack --------------------------------------------------------------------
