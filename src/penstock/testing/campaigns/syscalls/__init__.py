@@ -1,9 +1,9 @@
 """C4: every system call fails, once, for a while and for ever, and the process is killed there.
 
-A child lives a short life with a store (`life`). At one step of it `strace` is attached, and makes one system
-call fail: the n-th of its kind in this step, with an error that it may have in reality; either that one alone, or all
-from there on until some steps later, or to the end. Or the process is killed right there. Then `strace` is detached, the life goes on
-to its end, and what is left is judged (`judge`): nothing acknowledged is lost, nothing that was refused is
+A child lives a short life with a store (`life`). At one step of it `strace` is attached, and makes one system call
+fail: the n-th of its kind in this step, with an error that it may have in reality; either that one alone, or all from
+there on until some steps later, or to the end. Or the process is killed right there. Then `strace` is detached, the
+life goes on to its end, and what is left is judged (`judge`): nothing acknowledged is lost, nothing that was refused is
 there, nothing is stored twice, nothing is damaged, and all goes on.
 
 Which calls there are in which step is counted first, by a life in which nothing fails. What a round does is the n-th

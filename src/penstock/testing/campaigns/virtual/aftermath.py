@@ -51,7 +51,7 @@ from penstock.testing.journal import Journal, Outcome
 from penstock.testing.machine import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.testing.machine import Machine
 
@@ -88,6 +88,8 @@ class Aftermath:
         self._journal = Journal()
         self.problems: list[str] = []
         self.seen = [*seen]
+        self.before_closing: Callable[[], None] = lambda: None
+        """Called when the store has gone on, and nothing was tidied up yet."""
         for act in history:
             doubted = isinstance(act, Published) and not trusts_syncs
             (replace(act, outcome=Outcome.UNKNOWN) if doubted else act).tell(self._journal)
@@ -130,6 +132,7 @@ class Aftermath:
                 if self._intact:
                     self._enter(store)
                 self._read(store)
+                self.before_closing()
         finally:
             store.close()
 

@@ -170,15 +170,16 @@ def _examine(crash: Crash, scene: Scene, report: Report) -> list[str]:
             again = _crashed(after, crash.second[1], chance)
             left.append((again, Aftermath(again, aftermath.history, aftermath.seen, damages=scene.damages)))
 
-    after.on_step = crash_again
-    goes_on = chance.random() < GOES_ON
-    problems = aftermath.examine(goes_on=goes_on)
-    report.count("crash states")
-    report.count(f"{crash.how or KILL}")
-    # What was acknowledged and read since must outlast the next power loss, which takes all that was not synced.
-    if goes_on:
+    def crash_at_last() -> None:
+        # What was acknowledged and read since must outlast a power loss that takes all that was not synced.
         again = after.after_power_loss(SURVIVALS[1], chance)
         left.append((again, Aftermath(again, aftermath.history, aftermath.seen, damages=scene.damages)))
+
+    after.on_step = crash_again
+    aftermath.before_closing = crash_at_last
+    problems = aftermath.examine(goes_on=chance.random() < GOES_ON)
+    report.count("crash states")
+    report.count(f"{crash.how or KILL}")
     after.turn_off()
     for again, second in left:
         problems += [f"after a second crash: {text}" for text in second.examine(goes_on=False)]
