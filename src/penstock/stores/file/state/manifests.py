@@ -27,6 +27,16 @@ SELECT_LAST = """
 SELECT number, sink, query, batch, body, done, crc FROM manifests WHERE sink = ? AND query = ?
 ORDER BY batch DESC LIMIT 1
 """
+# Rows are sealed, the index is not. Of the newest rows, these two find what the index should lead to without it.
+SELECT_NEWEST = """
+SELECT number, sink, query, batch, body, done, crc
+FROM (SELECT * FROM manifests NOT INDEXED ORDER BY number DESC LIMIT 100)
+WHERE sink = ? AND query = ? ORDER BY number DESC LIMIT 1
+"""
+SELECT_WITHOUT_INDEX = """
+SELECT number, sink, query, batch, body, done, crc FROM manifests NOT INDEXED
+WHERE sink = ? AND query = ? AND batch = ?
+"""
 SELECT_UNFINISHED = """
 SELECT number, sink, query, batch, body, done, crc FROM manifests WHERE done = 0 AND number > ?
 ORDER BY number LIMIT ?
@@ -90,8 +100,14 @@ class FileManifests:
 
         def work(connection: sqlite3.Connection) -> Row | None:
             owner = _owner(connection, sink)
-            row = None if owner is None else connection.execute(SELECT_LAST, (sink, owner)).fetchone()
-            return None if row is None else MANIFESTS.checked(row)
+            if owner is None:
+                return None
+            row = connection.execute(SELECT_LAST, (sink, owner)).fetchone()
+            values = None if row is None else MANIFESTS.checked(row)
+            newest = _newest(connection, sink, owner)
+            if newest is not None and (values is None or values[3] < newest[3]):
+                raise MANIFESTS.damaged(f"its index does not lead to batch {newest[3]}")
+            return values
 
         values = self._control.read(work)
         return None if values is None else _manifest(values)
@@ -110,6 +126,19 @@ def _owner(connection: sqlite3.Connection, sink: str) -> str | None:
 
 def _manifest_row(connection: sqlite3.Connection, sink: str, query: str, batch: int) -> Row | None:
     row = connection.execute(SELECT_MANIFEST, (sink, query, batch)).fetchone()
+    if row is not None:
+        return MANIFESTS.checked(row)
+    # A batch that is not the next one is likely to be there, unless the index leads past it.
+    newest = _newest(connection, sink, query)
+    if newest is not None and newest[3] >= batch:
+        row = connection.execute(SELECT_WITHOUT_INDEX, (sink, query, batch)).fetchone()
+        if row is not None:
+            raise MANIFESTS.damaged(f"its index does not lead to batch {batch}")
+    return None
+
+
+def _newest(connection: sqlite3.Connection, sink: str, query: str) -> Row | None:
+    row = connection.execute(SELECT_NEWEST, (sink, query)).fetchone()
     return None if row is None else MANIFESTS.checked(row)
 
 

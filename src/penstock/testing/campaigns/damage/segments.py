@@ -147,7 +147,8 @@ class Laboratory:
                 continue
             changes = Changes(case.log.files[path], after)
             found += self._told_of(layout, path, changes, believed=believed)
-            if not believed and layout.next_base is None and (end := seeming_end(layout, changes)) is not None:
+            end = None if believed or layout.next_base is not None else seeming_end(layout, changes)
+            if end is not None and end < case.log.end:
                 found.append(Expected(MISSING, str(case.log.directory), 0, end, case.log.end))
         return tuple(found)
 
