@@ -419,15 +419,12 @@ def lead_past(directory: Path, batch: int) -> None:
 
 @pytest.mark.parametrize("hidden", [1, 2])
 def test_a_manifest_that_the_index_leads_past_is_missed_and_never_prepared_twice(
-    directory: Path, opening: Callable[..., StateStore], hidden: int
+    directory: Path, store: StateStore, hidden: int
 ) -> None:
-    first = opening()
     manifests = [Manifest(sink="lake", query="q", batch=batch, body=b"%d" % batch) for batch in range(3)]
     for manifest in manifests:
-        first.manifests.prepare(manifest)
-    first.close()
+        store.manifests.prepare(manifest)
     lead_past(directory, hidden)
-    store = opening()
     with pytest.raises(StateMissing, match=f"its index does not lead to batch {hidden}"):
         store.manifests.prepare(manifests[hidden])
     if hidden == 2:
