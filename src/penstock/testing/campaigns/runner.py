@@ -39,6 +39,8 @@ MODULES = {
 
 BAR = 30
 SHOW_SECONDS = 0.2
+COUNTS_MAX = 15
+"""So many of a campaign's counts are on the page; all are in the record."""
 FIGURES = ("<!-- figures: begin -->", "<!-- figures: end -->")
 BUGS = ("<!-- planted bugs: begin -->", "<!-- planted bugs: end -->")
 """Between what the page is written here."""
@@ -225,7 +227,10 @@ def _figures(record: Sequence[Result]) -> str:
     lines += ["", "What was done, as the campaigns counted it:", ""]
     for result in record:
         counts = sorted(result.tried.items(), key=lambda item: -item[1])
-        lines.append(f"- **{result.name}**: " + "; ".join(f"{what}: {count:,}" for what, count in counts) + ".")
+        told = [f"{what}: {count:,}" for what, count in counts[:COUNTS_MAX]]
+        if rest := counts[COUNTS_MAX:]:
+            told.append(f"{len(rest)} kinds more: {sum(count for _, count in rest):,}")
+        lines.append(f"- **{result.name}**: " + "; ".join(told) + ".")
     return "\n".join(lines)
 
 
