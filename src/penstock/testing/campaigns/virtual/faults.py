@@ -16,7 +16,7 @@ import random
 from typing import TYPE_CHECKING
 
 from penstock.testing.campaigns.campaign import Campaign
-from penstock.testing.campaigns.virtual.aftermath import Aftermath
+from penstock.testing.campaigns.virtual.aftermath import Aftermath, silence
 from penstock.testing.campaigns.virtual.life import Life
 from penstock.testing.machine import SURVIVALS, Machine
 from penstock.testing.machine.faults import FAILING, FULL, LYING, SHORT, SLOW, FaultyDisk
@@ -49,7 +49,8 @@ def _live(report: Report, seed: int) -> None:
     machine = Machine(seed, disk=disk)
     disk.wait = machine.clock.advance
     life = Life(machine, seed)
-    life.run()
+    with silence():
+        life.run()
     for fault, count in disk.counts.items():
         report.count(fault, count)
     ends = "the process is killed" if chance.random() < 0.3 else chance.choice(SURVIVALS)
