@@ -331,6 +331,8 @@ class PartitionWriter:
         """Remove what was written in part, and say so; if that fails, nobody knows what is there."""
         try:
             self._files.disk.truncate(file.descriptor, before.position)
+            # Or else a power loss could bring it back, and a write that lacks nothing but its filling is whole.
+            self._files.disk.sync(file.descriptor)
         except OSError:
             self._known = False
             self._tails.write(self._files.slot, before._replace(state=State.POISONED))

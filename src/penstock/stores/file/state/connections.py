@@ -64,13 +64,21 @@ class Connections:
         self._begin()
         return self._lend(self._writer, reading=False)
 
-    def take_back(self, connection: sqlite3.Connection, *, reading: bool, discard: bool = False) -> None:
-        """Take back what was lent; what ended with an error is closed, which undoes all that it left unfinished."""
+    def take_back(
+        self, connection: sqlite3.Connection, *, reading: bool, discard: bool = False, failed: bool = False
+    ) -> None:
+        """Take back what was lent; what ended with an error is closed, which undoes all that it left unfinished.
+
+        After an error of SQLite itself so is everything that is idle: it keeps what it knows of its locks, and whether
+        a file could be opened for writing, for all connections of a process together, until the last one is closed.
+        """
         with self._changed:
             if connection not in self._lent:
                 return  # a child's, and abandoned
             self._lent.remove(connection)
-            if discard or self._closed or (reading and len(self._idle) >= IDLE_READERS_MAX):
+            if failed:
+                self._close_idle()
+            if failed or discard or self._closed or (reading and len(self._idle) >= IDLE_READERS_MAX):
                 connection.close()
             elif reading:
                 self._idle.append(connection)

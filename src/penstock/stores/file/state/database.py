@@ -56,8 +56,18 @@ SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """What SQLite's calls end with; the second if the message quotes a damaged schema, which need not be text."""
 _PRIMARY = 0xFF  # what an extended error code begins with
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-# After these a transaction is not worth going on with; SQLite has rolled it back already in some cases.
-_FATAL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_BUSY, *_DAMAGE}
+# After these a transaction is not worth going on with, nor is its connection: SQLite opens a file for reading alone
+# when it cannot be opened for writing at that moment.
+_FATAL = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_CANTOPEN,
+    *_DAMAGE,
+}
 
 
 class _Call(Generic[T]):
@@ -104,16 +114,19 @@ class Database:
             connection = self._connections.lend_reader()
         except SQLITE_ERRORS as error:
             raise self._explained(error) from error
+        failed = False
         try:
             connection.execute(BEGIN_READING)
             answer = work(connection)
             connection.execute(COMMIT)
         except SQLITE_ERRORS as error:
+            failed = True
             raise self._explained(error) from error
         else:
             return answer
         finally:
-            self._connections.take_back(connection, reading=True, discard=connection.in_transaction)
+            discard = connection.in_transaction
+            self._connections.take_back(connection, reading=True, discard=discard, failed=failed)
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -199,16 +212,17 @@ class Database:
             connection = self._connections.lend_writer()
         except SQLITE_ERRORS as error:
             raise self._explained(error) from error
-        failed = True
+        done = failed = False
         try:
             connection.execute(BEGIN_WRITING)
             self._run_calls(connection, begun)
             self._commit(connection)
-            failed = False
+            done = True
         except SQLITE_ERRORS as error:
+            failed = True
             raise self._explained(error) from error
         finally:
-            self._connections.take_back(connection, reading=False, discard=failed)
+            self._connections.take_back(connection, reading=False, discard=not done, failed=failed)
 
     def _run_calls(self, connection: sqlite3.Connection, begun: list[_Call[Any]]) -> None:
         end = self._clock.monotonic() + GROUP_SECONDS

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.batch import Batch
-from penstock.errors import PenstockError, TopicDeleted
+from penstock.errors import PenstockError, TopicDeleted, UsageError
 from penstock.rows import Partition, Scheduled, Shard, Subscription, TopicInfo, TopicSettings
 from penstock.settings import FileSettings
 from penstock.stores.file.platform import Platform
@@ -110,6 +110,11 @@ class Life:
         if anew is not None:
             self._publish(anew.log_id, 0, 2)
 
+    def _park(self, shard: Shard, offset: int) -> None:
+        if self._store.log.bounds(Partition(shard.log_id, shard.partition)).stop <= offset:
+            raise UsageError("a row of an event that is not there would testify to a longer log")
+        _raise(commit(self._store, parked=(a_parked(shard, offset),)))
+
     def _use(self, topic: TopicInfo) -> None:
         log, store = topic.log_id, self._store
         subscription = Subscription(log_id=log, name=SUBSCRIPTION, mode="key_shared")
@@ -118,7 +123,7 @@ class Life:
             self._publish(log, first, count)
         self._commit(log, 3)
         shard = Shard(log, SUBSCRIPTION, 0, 0)
-        self._attempt("park", lambda: _raise(commit(store, parked=(a_parked(shard, 1),))), log=log, offset=1)
+        self._attempt("park", lambda: self._park(shard, 1), log=log, offset=1)
         row = Scheduled(id="later", log_id=log, partition=0, due_at=0, event=an_event())
         self._attempt("schedule", lambda: store.schedule.add([row]), log=log)
         for first, count in ((8, 1), (9, 6), (15, 1)):
