@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.file_children import Child, Once, ScriptedDisk, open_at, payload_of, send, the_partition
@@ -518,3 +519,41 @@ def test_a_reader_finds_times_after_another_has_trimmed_the_log(root: Path) -> N
     assert reader.log.find_time(partition, 1 << 60) == 40
     reader.close()
     trimmer.close()
+
+
+# --- what cannot be told ------------------------------------------------------------------------
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_missing(
+    root: Path, store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = the_partition(store)
+    [answer] = append(store, partition, a_part(b"x" * 15_000, producer=bytes(16)))
+    assert answer.offsets == Range(0, 1)
+    look = os.stat
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith(".seg"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return look(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(StoreError, match="the next segment could not be made"):
+        append(store, partition, a_part(b"y" * 9000, producer=bytes(16), first=1))
+    monkeypatch.undo()
+    # No trace of the next segment hides what still goes to this one.
+    assert send(store, partition, 1, 0, 1).offsets == Range(1, 2)
+    assert payloads(store, partition) == [b"x" * 15_000, payload_of(1, 0)]
+
+
+def test_what_was_cut_off_after_a_short_write_does_not_come_back_with_a_power_loss(
+    store: FileStore, disk: ScriptedDisk
+) -> None:
+    partition = the_partition(store)
+    send(store, partition, 1, 0, 1)
+    cut = tail_of(store)
+    disk.synced.clear()
+    disk.on_write = lambda _: 300
+    with pytest.raises(StoreFull):
+        send(store, partition, 1, 1, 3)
+    assert disk.synced == [cut.inode]

@@ -433,3 +433,23 @@ def test_a_manifest_that_the_index_leads_past_is_missed_and_never_prepared_twice
     else:
         assert store.manifests.last("lake") == manifests[2]
     assert store.manifests.prepare(manifests[0]) == manifests[0]
+
+
+def test_a_connection_that_could_not_be_opened_for_writing_is_not_kept(
+    opening: Callable[..., StateStore], clock: VirtualClock
+) -> None:
+    refusing = False
+
+    def connect(path: Path) -> sqlite3.Connection:
+        # What SQLite does by itself while no file can be opened for writing.
+        mode = "ro" if refusing else "rw"
+        return sqlite3.connect(f"file:{path}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False)
+
+    store = opening(Platform(clock=clock, connect=connect))
+    topic = a_topic(store)
+    refusing = True
+    with pytest.raises(StoreError, match="readonly database; nothing was written"):
+        subscribe(store, topic)
+    refusing = False
+    subscribe(store, topic)
+    assert len(store.cursors.subscriptions()) == 1
