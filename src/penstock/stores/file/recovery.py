@@ -81,6 +81,12 @@ def is_believed(tail: Tail | None, files: PartitionFiles) -> bool:
     return tail is not None and tail.boot_id == files.platform.boot_id and tail.log_id == files.log_id
 
 
+def testified_end(tail: Tail) -> int:
+    """Return the offset that the log has reached, as a tail tells, be it believed or not."""
+    # Of a damaged log, the end is what was testified when the damage was found.
+    return tail.end if tail.state == State.DAMAGED else tail.durable_end
+
+
 # --- nobody knows how the log ends --------------------------------------------------------------
 
 
@@ -88,8 +94,7 @@ def recover(files: PartitionFiles, old: Tail | None, witness: int) -> Recovered:
     """Find out how the log ends; `old` is a tail that is not believed, `witness` an offset that the log has reached."""
     first = files.read_first()
     if old is not None and old.log_id == files.log_id:
-        # Of a damaged log, the end is what was testified when the damage was found.
-        witness = max(witness, old.end if old.state == State.DAMAGED else old.durable_end)
+        witness = max(witness, testified_end(old))
     epoch = max((name.epoch for name in files.names()), default=0)
     epoch = max(epoch, old.epoch if old is not None and old.log_id == files.log_id else 0) + 1
     file, damages = _active_segment(files, witness)

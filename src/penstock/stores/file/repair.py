@@ -21,7 +21,7 @@ from penstock.errors import IntegrityError, PenstockError, StoreError
 from penstock.settings import FileSettings
 from penstock.stores.file.files import replace_file
 from penstock.stores.file.gate import PARTITIONS_GATE, TOPICS_GATE, shared_gates
-from penstock.stores.file.recovery import recover
+from penstock.stores.file.recovery import recover, testified_end
 from penstock.stores.file.rewrite import Blocks
 from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, TORN, Damage, walk
 from penstock.stores.file.segment import Predecessor, SegmentName
@@ -212,9 +212,12 @@ class _Repair:
         self._epoch = 1 + max([tail.epoch if tail else 0, *(name.epoch for name in files.names())])
         # Of a segment that cannot be read, perhaps nobody but the tail knows where it ended.
         stops = [damage.stop or 0 for damage in report.damages]
-        self._goal = max([report.end, tail.durable_end if tail else 0, *stops])
+        self._goal = max([report.end, 0 if tail is None else testified_end(tail), *stops])
 
     def run(self) -> list[str]:
+        if self._report.first:
+            # If what says so is damaged, the first segment does, which may be put away.
+            self._files.write_first(self._report.first)
         self._put_away()
         names = self._files.names()
         for index, name in enumerate(names):

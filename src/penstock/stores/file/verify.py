@@ -19,7 +19,7 @@ import msgspec
 from penstock.batch import Batch
 from penstock.errors import InvalidBatch, StateMissing
 from penstock.stores.file.block import Blank, Broken, Header, Kind, body_of
-from penstock.stores.file.recovery import is_believed
+from penstock.stores.file.recovery import is_believed, testified_end
 from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, Damage, walk
 from penstock.stores.file.segment import SegmentFile, SegmentName, segment_names
 from penstock.stores.file.state.rebuild import examine
@@ -185,7 +185,7 @@ def verify_partition(
         end = max(end, walked.end, *(damage.stop or 0 for damage in walked.damages), 0)
         seen(file.size())
     # Of another boot, too, it testifies to what was durable.
-    witness = tail.durable_end if tail and tail.log_id == files.log_id and tail.state != State.DELETED else 0
+    witness = testified_end(tail) if tail and tail.log_id == files.log_id and tail.state != State.DELETED else 0
     if end < witness and not _is_explained(damages, end, witness):
         damages.append(
             Damage(MISSING, str(files.directory), 0, 0, end, witness, "the tail tells of more than is there")

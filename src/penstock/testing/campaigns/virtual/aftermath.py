@@ -137,9 +137,17 @@ class Aftermath:
             store.close()
 
     def _repair(self) -> None:
-        """Repair what is damaged, as a person would: look, do, and look again."""
+        """Repair what is damaged, as a person would: look, do, open, and look again.
+
+        That a log was longer may be known to cursors alone, which are asked when it is opened.
+        """
         for _ in range(REPAIRS_MAX):
             apply(ROOT, self._machine.platform, plan(ROOT, self._machine.platform), settings=SMALL)
+            store = FileStore(ROOT, settings=SMALL, platform=self._machine.platform)
+            for topic in store.log.topics():
+                for partition in topic.partitions:
+                    store.log.bounds(partition)
+            store.close()
         if left := plan(ROOT, self._machine.platform):
             self.problems.append(f"after {REPAIRS_MAX} repairs there is still something to repair: {left}")
 
