@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,7 +221,7 @@ def work(child: Child, *, how: str) -> None:
     elif how == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "hangs":
-        time.sleep(3600)
+        threading.Event().wait()
 
 
 def warm_up_nothing() -> None:

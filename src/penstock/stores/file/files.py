@@ -10,12 +10,14 @@ Everything here changes the disk, and is called under the partition's turn. The 
 
 from __future__ import annotations
 
+import errno
 import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import google_crc32c
 
+from penstock.errors import PenstockError, StoreError, StoreFull
 from penstock.stores.file.block import Segment, seed_of
 from penstock.stores.file.segment import (
     Facts,
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 SALT_BYTES: Final = 16
 QUARANTINE_BYTES_MAX: Final = 64 << 20
 _FIRST_NAME: Final = "first"
+_NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _UNNAMED: Final = "unnamed.seg"
 """A segment that is being made; what a crash leaves of it is replaced by the next."""
 _FIRST_MAGIC: Final = b"PFIRST01"
@@ -213,3 +216,10 @@ def replace_file(platform: Platform, path: Path, data: bytes) -> None:
         disk.close(descriptor)
     disk.rename(temporary, path)
     disk.sync_directory(path.parent)
+
+
+def refused(what: str, error: OSError) -> PenstockError:
+    """Return what an error of the disk means for a call that has changed nothing."""
+    if error.errno in _NO_SPACE:
+        return StoreFull(f"{what}: the disk is full ({error}). Nothing was changed; it goes on when there is space")
+    return StoreError(f"{what}: {error}. Nothing was changed")

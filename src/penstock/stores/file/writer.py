@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.deduplication import ProducerTable
-from penstock.errors import Corruption, NewerFormat, PenstockError, StoreError, StoreFull, TopicDeleted, WritingStopped
+from penstock.errors import Corruption, NewerFormat, TopicDeleted, WritingStopped
 from penstock.offsets import Range
 from penstock.rows import Appended
 from penstock.stores.file.block import FRONT_BYTES, Blank, Broken
@@ -30,6 +30,7 @@ from penstock.stores.file.commit import (
     encode_data_block,
     encode_marker,
 )
+from penstock.stores.file.files import refused
 from penstock.stores.file.recovery import (
     doubted,
     empty_tail,
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SEGMENT_BYTES_MAX: Final = (1 << 32) - (256 << 20)
 """Positions are 32 bits wide in the tail, and a block may go over the end of its segment."""
 
@@ -337,7 +337,7 @@ class PartitionWriter:
             self._known = False
             self._tails.write(self._files.slot, before._replace(state=State.POISONED))
             raise error from None
-        raise _refused(f"{self._files}: the events could not be written", error) from error
+        raise refused(f"{self._files}: the events could not be written", error) from error
 
     # --- space ----------------------------------------------------------------------------------
 
@@ -354,7 +354,7 @@ class PartitionWriter:
             elif tail.position + length > self._limit and tail.end > tail.segment_base:
                 self.roll()
         except OSError as error:
-            raise _refused(f"{self._files}: the next segment could not be made", error) from error
+            raise refused(f"{self._files}: the next segment could not be made", error) from error
 
     def _allocate(self, length: int) -> SegmentFile:
         """Return the active segment, which surely takes so many bytes more."""
@@ -367,7 +367,7 @@ class PartitionWriter:
                 self._files.disk.allocate(self._file.descriptor, self._allocated, ahead - self._allocated)
                 self._allocated = ahead
         except OSError as error:
-            raise _refused(f"{self._files}: there is no room for {length:,} bytes", error) from error
+            raise refused(f"{self._files}: there is no room for {length:,} bytes", error) from error
         return self._file
 
     def _affordable(self, file: SegmentFile, needed: int, wished: int) -> int:
@@ -476,7 +476,7 @@ class PartitionWriter:
             except OSError as error:
                 if self._files.read_first() > self._tail.first:
                     raise  # it is written, but perhaps not on the medium: unknown
-                raise _refused(f"{self._files}: it could not be trimmed", error) from error
+                raise refused(f"{self._files}: it could not be trimmed", error) from error
             self._tail = self._tails.write(self._files.slot, self._tail._replace(first=first))
             try:
                 self._files.remove_below(first)
@@ -494,9 +494,3 @@ class PartitionWriter:
                 self._files.slot, tail._replace(state=State.DELETED, boot_id=self._files.platform.boot_id)
             )
             self._known, self._file = False, None
-
-
-def _refused(what: str, error: OSError) -> PenstockError:
-    if error.errno in _NO_SPACE:
-        return StoreFull(f"{what}: the disk is full ({error}). Nothing was changed; it goes on when there is space")
-    return StoreError(f"{what}: {error}. Nothing was changed")
