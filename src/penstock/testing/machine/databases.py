@@ -62,7 +62,7 @@ class Databases:
 
 def _restored(image: bytes) -> tuple[str, sqlite3.Connection]:
     uri = f"file:/penstock-{next(_numbers)}?vfs=memdb"
-    keeper = sqlite3.connect(uri, uri=True, check_same_thread=False)
+    keeper = sqlite3.connect(uri, uri=True, check_same_thread=False, factory=_Mortal)
     if image:
         with closing(sqlite3.connect(":memory:")) as source:
             source.deserialize(image)
@@ -70,7 +70,14 @@ def _restored(image: bytes) -> tuple[str, sqlite3.Connection]:
     return uri, keeper
 
 
-class _Connection(sqlite3.Connection):
+class _Mortal(sqlite3.Connection):
+    """A connection that nobody need close: a process that is killed closes none."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Connection(_Mortal):
     """A connection whose commits are operations of the machine."""
 
     def belongs_to(self, file: File, step: Callable[[str], None], name: str) -> None:
