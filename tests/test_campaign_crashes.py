@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PARTS = 5
 STATES = 5_000
-ROUNDS = 4_000
+ROUNDS = crashes.CAMPAIGN.small
 """A round is at least one crash state: some crash again while they recover."""
 
 

@@ -18,7 +18,7 @@ import errno
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.errors import StoreError, StoreFull, WritingStopped
+from penstock.errors import WritingStopped
 from penstock.offsets import Range
 from penstock.stores.file.block import (
     Blank,
@@ -26,6 +26,7 @@ from penstock.stores.file.block import (
     Header,
     Kind,
 )
+from penstock.stores.file.files import refused
 from penstock.stores.file.rewrite import Blocks
 from penstock.stores.file.scan import CORRUPT, FOREIGN, MISSING, TORN, Damage, Walked, headers_across, walk
 from penstock.stores.file.segment import Predecessor, SegmentFile, SegmentName, segment_names
@@ -228,11 +229,7 @@ def heal(files: PartitionFiles, tail: Tail) -> Tail:
         return _copy_unproven(files, tail)
     except OSError as error:
         if error.errno in _LACKING:
-            kind = StoreError if error.errno in {errno.EMFILE, errno.ENFILE} else StoreFull
-            raise kind(
-                f"{files}: what was not proven durable could not be copied yet: {error}. Nothing was written; it goes "
-                f"on when that is over"
-            ) from error
+            raise refused(f"{files}: what was not proven durable could not be copied yet", error) from error
         raise WritingStopped(
             f"{files}: a sync failed, and copying what was not proven durable failed, too ({error}). Nothing is "
             f"written before that works: look at the disk, then open the store anew"

@@ -215,7 +215,7 @@ def _between(marks: tuple[str, str], text: str, new: str) -> str:
 
 def _figures(record: Sequence[Result]) -> str:
     lines = [
-        "The last full run of each campaign, on machines of two cores:",
+        "The last full run of each campaign:",
         "",
         "| | campaign | rounds | a round is | seed | seconds | found | when |",
         "| --- | --- | ---: | --- | ---: | ---: | ---: | --- |",

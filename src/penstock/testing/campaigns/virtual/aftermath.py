@@ -53,6 +53,7 @@ from penstock.testing.machine import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from penstock.batch import Batch
     from penstock.testing.machine import Machine
 
 READ_BYTES = 1 << 26
@@ -172,19 +173,15 @@ class Aftermath:
             for partition in topic.partitions:
                 bounds = store.log.bounds(partition)
                 self._journal.bounds(*partition, bounds.start, bounds.stop)
-                position = bounds.start
-                while position < bounds.stop:
-                    for item in store.log.read(partition, position, bytes_max=READ_BYTES):
-                        if isinstance(item, Gap):
-                            if self._intact:
-                                self.problems.append(f"{partition}: {item.range} is declared lost, and was not")
-                            self._journal.gap(*partition, item.range.start, item.range.stop)
-                            position = item.range.stop
-                            continue
-                        payloads = [event.data for event in item]
-                        self._stored(partition, item.start, payloads)
-                        self.seen.append((partition, item.start, payloads))
-                        position = item.range.stop
+        for partition, item in _items(store):
+            if isinstance(item, Gap):
+                if self._intact:
+                    self.problems.append(f"{partition}: {item.range} is declared lost, and was not")
+                self._journal.gap(*partition, item.range.start, item.range.stop)
+            else:
+                payloads = [event.data for event in item]
+                self._stored(partition, item.start, payloads)
+                self.seen.append((partition, item.start, payloads))
 
     def _stored(self, partition: Partition, offset: int, payloads: list[bytes]) -> None:
         """Tell the journal what was read; what enters by itself is published wherever it turns up."""
@@ -293,7 +290,7 @@ class Aftermath:
         finally:
             outbox.close()
         cancelled = {act.id: act for act in self.history if isinstance(act, Cancelled)}
-        counts = Counter(self._stored_payloads(store))
+        counts = Counter(event.data for _, item in _items(store) if not isinstance(item, Gap) for event in item)
         there = {topic.log_id for topic in store.log.topics()}
         for act in self.history:
             if isinstance(act, Entering):
@@ -310,16 +307,17 @@ class Aftermath:
                 if not least <= counts[act.payload] <= most:
                     self.problems.append(f"{act.what}: the event is {counts[act.payload]} times in the log")
 
-    def _stored_payloads(self, store: FileStore) -> Iterator[bytes]:
-        for topic in store.log.topics():
-            for partition in topic.partitions:
-                bounds = store.log.bounds(partition)
-                position = bounds.start
-                while position < bounds.stop:
-                    for item in store.log.read(partition, position, bytes_max=READ_BYTES):
-                        if not isinstance(item, Gap):
-                            yield from (event.data for event in item)
-                        position = item.range.stop
+
+def _items(store: FileStore) -> Iterator[tuple[Partition, Batch | Gap]]:
+    """Read all partitions of all topics."""
+    for topic in store.log.topics():
+        for partition in topic.partitions:
+            bounds = store.log.bounds(partition)
+            position = bounds.start
+            while position < bounds.stop:
+                for item in store.log.read(partition, position, bytes_max=READ_BYTES):
+                    yield partition, item
+                    position = item.range.stop
 
 
 @contextmanager

@@ -59,7 +59,7 @@ NAMES = ("orders", "payments")
 ACTS = (
     *("publish",) * 14, *("commit",) * 3, *("park",) * 2, *("trim",) * 2, *("mark",) * 2, *("reopen",) * 2,
     *("schedule",) * 3, "cancel", *("run_schedule",) * 2, *("stage",) * 3, *("move",) * 2, *("delete",) * 2,
-    *("create",) * 3, *("lease",) * 2, *("prepare",) * 2, "finish", "settle", "sweep",
+    *("create",) * 3, *("lease",) * 2, *("prepare",) * 2, "finish", "settle", "retain",
 )  # fmt: skip
 """What happens in a life, shuffled; it begins with a topic and some events."""
 
@@ -342,8 +342,8 @@ class Life:
         if partition is not None:
             self._perform(Act(what="settle"), lambda: _commit(self.store, settlement=b"a record"))
 
-    def sweep(self) -> None:
-        """Purge dead rows, and let retention look."""
+    def retain(self) -> None:
+        """Let retention look, which has nothing to remove here."""
         self._perform(Act(what="retain"), self.store.log.retain)
 
     def lease(self) -> None:
