@@ -186,21 +186,32 @@ def test_work_in_a_turn_that_is_waited_for_is_prepared_and_done_once(gate: Gate,
     assert done == ["prepare", "work"]
 
 
+@pytest.mark.parametrize("waits", [True, False])
 def test_what_the_work_raises_is_raised_and_the_turn_is_given_back(
-    gate: Gate, path: Path, holder: subprocess.Popen[str]
+    gate: Gate, path: Path, holder: subprocess.Popen[str], waits: bool
 ) -> None:
     def fail() -> None:
         raise ValueError("the work failed")
 
-    for prepare in (lambda: let_go(holder), lambda: None):  # waited for, and then free
-        with pytest.raises(ValueError, match="the work failed"):
-            gate.run(fail, "mine", 30.0, prepare=prepare)
+    if not waits:
+        holder.kill()
+        holder.wait()
+    with pytest.raises(ValueError, match="the work failed"):
+        gate.run(fail, "mine", 30.0, prepare=lambda: let_go(holder))
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as another:
         assert another.stdout is not None
         assert another.stdout.readline() == "held\n"
         another.kill()
+
+
+def test_one_thread_at_most_stays_to_wait_for_the_next_turn(gate: Gate) -> None:
+    # Two of them would both be woken, both have the turn, and one give it back while the other is in it.
+    with gate._changed:
+        gate._idle = True
+        assert gate._rest()
+        assert gate._idle
 
 
 def test_work_that_was_given_up_is_never_done(gate: Gate, holder: subprocess.Popen[str]) -> None:

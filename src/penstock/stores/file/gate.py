@@ -208,7 +208,8 @@ class Gate:
                 # Whoever wants it done holds the mutex, so that nobody else of this process comes between.
                 task.do(failure)
                 if failure is None:
-                    task.error = task.error or self._unlocked()
+                    unlocking = self._unlocked()  # whatever became of the work
+                    task.error = task.error or unlocking
             with self._changed:
                 if task is not None:
                     task.done.release()
@@ -217,7 +218,7 @@ class Gate:
 
     def _rest(self) -> bool:
         """Wait until a turn has to be waited for again; True if there was none. `_changed` is held."""
-        if self._waiting:  # somebody was quicker, and has started another thread
+        if self._waiting or self._idle:  # somebody was quicker, and has started another thread: one must be enough
             return True
         self._idle = True
         self._changed.wait_for(lambda: not self._idle, IDLE_SECONDS)
