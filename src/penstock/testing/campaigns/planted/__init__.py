@@ -91,6 +91,7 @@ BUGS: Final = (
     _bug(log.deleted_topic_written, PROCESSES, scenes.a_writer_after_the_deletion),
     _bug(log.turn_kept_through_fork, FORKS, forks.a_child_forked_in_a_turn),
     _bug(log.lock_outlives_its_owner, FORKS, forks.a_turn_outlived_by_a_child),
+    _bug(log.turn_not_given_back, FORKS, forks.a_turn_whose_work_failed),
     # The small state, and what enters by itself
     _bug(state.cursor_beyond_the_end, CURSORS, scenes.cursors_that_are_refused),
     _bug(state.cursor_goes_back, CURSORS, scenes.cursors_that_are_refused),

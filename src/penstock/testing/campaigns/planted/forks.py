@@ -1,4 +1,4 @@
-"""Hunts for planted bugs with forks: whose turn it is when a process forks, or ends while its child lives on.
+"""Hunts for planted bugs with forks: whose turn it is when a process forks, ends while its child lives on, or fails.
 
 Each returns what is wrong, in words, or None; and each finds nothing in code that is right.
 """
@@ -11,7 +11,7 @@ import shutil
 import signal
 import tempfile
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -103,3 +103,33 @@ def a_turn_outlived_by_a_child() -> str | None:
     finally:
         os.close(ending)
         os.close(living)
+
+
+def a_turn_whose_work_failed() -> str | None:
+    """Let work fail in a turn that had to be waited for; whoever had it before must get it again."""
+    waiting, going = os.pipe()
+
+    def take_two_turns(done: Callable[[], object]) -> None:
+        with _gate(path).turn("the child's first", STALL_SECONDS):
+            done()
+            os.read(waiting, 1)
+        os.read(waiting, 1)
+        with _gate(path).turn("the child's second", STALL_SECONDS):
+            done()
+
+    def go_on() -> None:
+        os.write(going, DONE)
+
+    def fail() -> None:
+        go_on()
+        raise InterruptedError
+
+    try:
+        with _lock_file() as path, _forked(take_two_turns) as reading:
+            assert _is_done(reading)
+            with suppress(InterruptedError):
+                _gate(path).run(fail, "mine", PATIENCE_SECONDS, prepare=go_on)
+            return None if _is_done(reading) else "work has failed in a turn, and nobody else gets it any more"
+    finally:
+        os.close(going)
+        os.close(waiting)

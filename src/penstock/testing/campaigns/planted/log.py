@@ -384,6 +384,11 @@ def turn_kept_through_fork() -> Iterator[None]:
         yield
 
 
+def turn_not_given_back() -> AbstractContextManager[None]:
+    """Keep a turn that was waited for when the work in it has ended."""
+    return changed(gate.Gate, _unlocked=lambda _: None)
+
+
 def lock_outlives_its_owner() -> AbstractContextManager[None]:
     """Lock with what a forked child inherits, as `flock` does: the lock lives on in the child."""
 
