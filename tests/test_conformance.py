@@ -19,11 +19,19 @@ import pytest
 
 from penstock import deduplication, ports
 from penstock.clock import VirtualClock
-from penstock.errors import OffsetOutOfRange, PenstockError, ProducerExpired, StoreClosed, StoreFull, TopicMismatch
+from penstock.errors import (
+    OffsetOutOfRange,
+    PenstockError,
+    ProducerExpired,
+    SinkConflict,
+    StoreClosed,
+    StoreFull,
+    TopicMismatch,
+)
 from penstock.offsets import Range, RangeSet
 from penstock.ports import Capabilities, Store
 from penstock.producers import PRODUCER_IDLE_SECONDS
-from penstock.rows import Appended, Commit, Manifest, ParkedFilter, Partition, Scheduled, Staged
+from penstock.rows import MANIFESTS_KEPT, Appended, Commit, Manifest, ParkedFilter, Partition, Scheduled, Staged
 from penstock.settings import MemorySettings
 from penstock.stores.memory import MemoryStore
 from penstock.stores.memory.log import PartitionLog
@@ -591,13 +599,91 @@ def the_outbox_restarts_when_it_is_drained(store: MemoryStore, right: Any, *args
     "test_a_finished_manifest_stays_the_first_one",
 )
 def the_last_manifest_wins(store: MemoryStore, right: Any, manifest: Manifest, **how: Any) -> Any:
-    store.manifests._rows.pop((manifest.sink, manifest.query, manifest.batch), None)
-    return right(manifest, **how)
+    right(manifest, **how)
+    store.manifests._rows[manifest.sink, manifest.query, manifest.batch] = manifest
+    return manifest
 
 
 @planted("manifests.prepare", "test_a_sink_belongs_to_its_first_query_until_another_adopts_it")
 def a_sink_belongs_to_everybody(_: MemoryStore, right: Any, manifest: Manifest, **__: Any) -> Any:
     return right(manifest, adopt=True)
+
+
+@planted("manifests.prepare", "test_a_query_that_adopts_its_sink_back_is_judged_by_what_is_remembered_of_it")
+def a_query_that_is_refused_adopts_all_the_same(store: MemoryStore, right: Any, manifest: Manifest, **how: Any) -> Any:
+    try:
+        return right(manifest, **how)
+    except SinkConflict:
+        if how:
+            store.manifests._owners[manifest.sink] = manifest.query
+        raise
+
+
+@planted(
+    "manifests.prepare",
+    "test_of_what_is_done_the_newest_by_preparation_are_remembered",
+    "test_what_is_not_done_is_remembered_however_old",
+    "test_sinks_do_not_push_out_what_is_remembered_of_others",
+)
+def manifests_are_remembered_for_ever(store: MemoryStore, right: Any, manifest: Manifest, **how: Any) -> Any:
+    rows = dict(store.manifests._rows)
+    answer = right(manifest, **how)
+    store.manifests._rows.update(rows)
+    return answer
+
+
+@planted("manifests.finish", "test_of_what_is_done_the_newest_by_preparation_are_remembered")
+def what_was_finished_first_is_forgotten_first(store: MemoryStore, right: Any, *key: Any) -> None:
+    right(*key)
+    keys = store.manifests._keys[key[0]]
+    keys.append(keys.pop(keys.index(key)))
+
+
+@planted("manifests.prepare", "test_what_is_not_done_is_remembered_however_old")
+def only_the_newest_are_remembered_done_or_not(store: MemoryStore, right: Any, manifest: Manifest, **how: Any) -> Any:
+    answer = right(manifest, **how)
+    keys = store.manifests._keys[manifest.sink]
+    while len(keys) > MANIFESTS_KEPT:
+        del store.manifests._rows[keys.pop(0)]
+    return answer
+
+
+@planted("manifests.prepare", "test_sinks_do_not_push_out_what_is_remembered_of_others")
+def all_sinks_share_what_is_remembered(store: MemoryStore, right: Any, manifest: Manifest, **how: Any) -> Any:
+    answer = right(manifest, **how)
+    rows = store.manifests._rows
+    for key in [key for key in rows if rows[key].done][:-MANIFESTS_KEPT]:
+        del rows[key]
+        store.manifests._keys[key[0]].remove(key)
+    return answer
+
+
+@planted(
+    "manifests.prepare",
+    "test_a_batch_below_the_highest_that_is_not_remembered_is_refused",
+    "test_of_what_is_done_the_newest_by_preparation_are_remembered",
+)
+def what_is_not_remembered_is_taken_for_new(store: MemoryStore, right: Any, manifest: Manifest, **how: Any) -> Any:
+    key = (manifest.sink, manifest.query, manifest.batch)
+    if store.manifests._owners.get(manifest.sink) != manifest.query or key in store.manifests._rows:
+        return right(manifest, **how)
+    store.manifests._keys[manifest.sink].append(key)
+    return store.manifests._rows.setdefault(key, manifest)
+
+
+@planted("manifests.forget", "test_a_sink_with_an_unfinished_manifest_is_not_forgotten")
+def a_sink_is_forgotten_with_what_is_unfinished(store: MemoryStore, right: Any, sink: str) -> None:
+    for key in store.manifests._keys.get(sink, []):
+        store.manifests.finish(*key)
+    right(sink)
+
+
+@planted("manifests.forget", "test_a_sink_that_is_forgotten_is_free_for_any_query_and_batch")
+def a_forgotten_sink_keeps_its_owner(store: MemoryStore, right: Any, sink: str) -> None:
+    owner = store.manifests._owners.get(sink)
+    right(sink)
+    if owner is not None:
+        store.manifests._owners[sink] = owner
 
 
 @planted("log.append", "test_a_hint_comes_after_the_append_is_readable")

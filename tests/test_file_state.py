@@ -51,9 +51,10 @@ from penstock.testing.conformance.builders import (
     subscribe,
 )
 from penstock.testing.conformance.cursors import CursorsConformance
-from penstock.testing.conformance.entrances import ManifestsConformance, ScheduleConformance
+from penstock.testing.conformance.entrances import ScheduleConformance
 from penstock.testing.conformance.leases import LeasesConformance
 from penstock.testing.conformance.lifetime import LifetimeConformance
+from penstock.testing.conformance.manifests import ManifestsConformance
 from penstock.testing.conformance.opening import a_topic
 from penstock.testing.conformance.parked import ParkedRowsConformance
 from penstock.testing.conformance.threads import ThreadsConformance

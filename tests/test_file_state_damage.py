@@ -27,7 +27,7 @@ from penstock.errors import (
     StoreFull,
     WritingStopped,
 )
-from penstock.rows import Manifest, TopicInfo
+from penstock.rows import TopicInfo
 from penstock.stores.file.platform import Platform, connect_sqlite
 from penstock.stores.file.state.rebuild import Salvage, examine, rebuild
 from penstock.stores.file.state.schema import BULK, CONTROL, SEALED_TABLES, STATEMENTS, create_databases
@@ -401,38 +401,6 @@ def test_a_rebuild_that_was_cut_off_is_finished(
         opening()
     rebuild(directory, STORE_ID, platform)
     assert len(opening().cursors.load(topic.log_id, "billing")) == 1
-
-
-# --- an index that leads past a row -------------------------------------------------------------
-
-
-def lead_past(directory: Path, batch: int) -> None:
-    """Take one row out of the index of manifests, and out of nothing else, as a flipped bit in its page does."""
-    with closing(sqlite3.connect(directory / CONTROL, isolation_level=None)) as connection:
-        [sql] = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'manifests_batch'").fetchone()
-        connection.execute("DROP INDEX manifests_batch")
-        connection.execute(f"{sql} WHERE batch <> {batch}")
-        connection.execute("PRAGMA writable_schema = ON")
-        connection.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'manifests_batch'", (sql,))
-        connection.execute("PRAGMA writable_schema = RESET")
-
-
-@pytest.mark.parametrize("hidden", [1, 2])
-def test_a_manifest_that_the_index_leads_past_is_missed_and_never_prepared_twice(
-    directory: Path, store: StateStore, hidden: int
-) -> None:
-    manifests = [Manifest(sink="lake", query="q", batch=batch, body=b"%d" % batch) for batch in range(3)]
-    for manifest in manifests:
-        store.manifests.prepare(manifest)
-    lead_past(directory, hidden)
-    with pytest.raises(StateMissing, match=f"its index does not lead to batch {hidden}"):
-        store.manifests.prepare(manifests[hidden])
-    if hidden == 2:
-        with pytest.raises(StateMissing, match="its index does not lead to batch 2"):
-            store.manifests.last("lake")
-    else:
-        assert store.manifests.last("lake") == manifests[2]
-    assert store.manifests.prepare(manifests[0]) == manifests[0]
 
 
 def test_a_connection_that_could_not_be_opened_for_writing_is_not_kept(

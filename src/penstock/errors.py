@@ -10,6 +10,7 @@
         + UnknownTopic             no topic of that name; the nearest one is suggested
         + TopicMismatch            a topic exists, but not as declared
         + BusClosed                the bus was used after it was closed
+      - SparkUnavailable           Spark cannot run here; says what to install
       - SettingsError              a setting has a wrong name, type or value
       - CodecError
         + EncodeError              a value cannot be turned into bytes
@@ -29,6 +30,7 @@
         + OffsetOutOfRange
           . Trimmed                the offset is below what retention kept
           . BeyondEnd              the offset is above the end: the log was truncated
+        + DataLost                 a query would pass events that it can never read
         + GapFound                 reading event by event met a declared hole
         + ProducerRefused
           . ProducerConflict       the sequence is taken by other content
@@ -39,7 +41,7 @@
           . Fenced                 a write carried a stale fencing epoch and was refused
         + TrimRefused              a protected subscription has not passed these events
         + StaleCursor              a cursor would move backwards within its generation
-        + SinkConflict             a sink name belongs to another query
+        + SinkConflict             a sink belongs to another query, or is past this batch
         + WriterStalled            another process holds the turn to write and does not move
         + WritingStopped           a sync failed, and so did what mends that
         + NewerFormat              the bytes were written by a newer version: upgrade
@@ -128,6 +130,10 @@ class TopicMismatch(UsageError):
 
 class BusClosed(UsageError):
     """Raised when a bus is used after it was closed. Make a new one: `Bus(url, topics=[…])`."""
+
+
+class SparkUnavailable(PenstockError):
+    """Raised when Spark cannot run here; the message says what to install."""
 
 
 class SettingsError(PenstockError):
@@ -305,6 +311,10 @@ class BeyondEnd(OffsetOutOfRange):
         )
 
 
+class DataLost(StoreError):
+    """Raised when a query would pass events that it can never read: they were trimmed, or their topic was deleted."""
+
+
 class GapFound(StoreError):
     """Raised when reading event by event meets a hole that the log declares, as `gap`.
 
@@ -353,7 +363,7 @@ class StaleCursor(StoreError):
 
 
 class SinkConflict(StoreError):
-    """Raised when a sink name belongs to another query: choose another name, or adopt it."""
+    """Raised when a sink belongs to another query, or has forgotten a batch: nothing of it was written."""
 
 
 class WriterStalled(StoreError):

@@ -274,26 +274,45 @@ class Outbox(Protocol):
 
 
 class Manifests(Protocol):
-    """The memory of exactly-once sinks: of several attempts at a batch, the first manifest wins."""
+    """The memory of exactly-once sinks: of several attempts at a batch, the first manifest wins.
+
+    A sink belongs to one query at a time, and the batches of a query come in rising order. Of each sink
+    every manifest is kept that is not done, and of those that are done the newest `rows.MANIFESTS_KEPT`,
+    by the order in which they were prepared, whichever query they are of. Older ones are forgotten when a
+    new one is prepared; a batch of the sink's query that may be forgotten is refused, never taken for new.
+    """
 
     def prepare(self, manifest: Manifest, *, adopt: bool = False) -> Manifest:
         """Store the manifest, or return the one that was first for this sink, query and batch.
 
         `SinkConflict` if the sink belongs to another query, unless adopted; the former owner is then
-        refused.
+        refused, also with batches that it had prepared. `SinkConflict` if the batch is not remembered and
+        below the highest one that is remembered of its query: it was done and is forgotten, or the query's
+        checkpoint is older than the sink. Adopting does not help there; a query that adopts a sink which
+        it owned before is judged in the same way, by what is still remembered of it. If nothing is, all its
+        batches are new.
+
+        All of it happens, or nothing: also adopting, and forgetting what is old.
         """
 
     def finish(self, sink: str, query: str, batch: int) -> None:
         """Mark it done: its events are in the log. Repeating it changes nothing.
 
-        `UsageError` if it was never prepared.
+        The query need not own the sink any more. `UsageError` if it was never prepared, or is forgotten.
         """
 
     def unfinished(self) -> list[Manifest]:
-        """Return the manifests that are prepared and not done, oldest first: finish them."""
+        """Return the manifests that are prepared and not done, of former owners too, oldest first: finish them."""
 
     def last(self, sink: str) -> Manifest | None:
         """Return the manifest of the highest batch of the sink's present query, or None."""
+
+    def forget(self, sink: str) -> None:
+        """Remove the sink and everything that is remembered of it: its name is free for any query and batch.
+
+        `UsageError` if one of its manifests is not done, and nothing is removed. A sink that is not there is
+        no error.
+        """
 
 
 # --- waking up --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from penstock.errors import ProducerRefused
+from penstock.errors import ProducerRefused, SinkConflict
 from penstock.events import Event
 from penstock.offsets import Range
 
@@ -275,6 +275,10 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
     """Of the outbox: it only grows, and never restarts."""
 
 
+MANIFESTS_KEPT = 100
+"""So many manifests that are done are remembered of each sink; those that are not done, always."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What one batch of a query into a sink consists of."""
 
@@ -283,3 +287,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     body: bytes
     done: bool = False
+
+    def not_owner(self, owner: str) -> SinkConflict:
+        """Return why it is refused while the sink belongs to another query."""
+        return SinkConflict(
+            f"sink {self.sink!r} belongs to query {owner}, not {self.query}: choose another sink name, or adopt it"
+        )
+
+    def too_old(self, highest: int) -> SinkConflict:
+        """Return why it is refused if it is not remembered and the query has had this batch."""
+        return SinkConflict(
+            f"sink {self.sink!r} has had batch {highest} of query {self.query} and does not remember its batch "
+            f"{self.batch}, which may have been done: this checkpoint is older than what the sink has. Nothing was "
+            f"written; begin with a new checkpoint and adopt the sink"
+        )

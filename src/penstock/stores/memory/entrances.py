@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.errors import SinkConflict, UsageError
+from penstock.errors import UsageError
 from penstock.producers import lasting_producer
-from penstock.rows import Fence, Manifest, Partition, Scheduled, Staged
+from penstock.rows import MANIFESTS_KEPT, Fence, Manifest, Partition, Scheduled, Staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from penstock.stores.memory.state import State
 
 logger = logging.getLogger(__name__)
+
+ManifestKey = tuple[str, str, int]
+"""The sink, the query and the batch."""
 
 
 class MemorySchedule:
@@ -140,26 +143,40 @@ class MemoryManifests:
     def __init__(self, state: State) -> None:
         self._state = state
         self._owners: dict[str, str] = {}
-        self._rows: dict[tuple[str, str, int], Manifest] = {}
+        # Both in the order of preparation.
+        self._rows: dict[ManifestKey, Manifest] = {}
+        self._keys: dict[str, list[ManifestKey]] = {}
 
     def prepare(self, manifest: Manifest, *, adopt: bool = False) -> Manifest:
         with self._state:
             owner = self._owners.get(manifest.sink)
-            if owner not in {None, manifest.query} and not adopt:
-                raise SinkConflict(
-                    f"sink {manifest.sink!r} belongs to query {owner}, not {manifest.query}: "
-                    f"choose another sink name, or adopt it"
-                )
+            if owner is not None and owner != manifest.query and not adopt:
+                raise manifest.not_owner(owner)
             key = (manifest.sink, manifest.query, manifest.batch)
-            self._state.check_rows(len(self._rows), int(key not in self._rows), "manifest")
+            if key not in self._rows:
+                self._add(key, manifest)
             self._owners[manifest.sink] = manifest.query
-            return self._rows.setdefault(key, manifest)
+            return self._rows[key]
+
+    def _add(self, key: ManifestKey, manifest: Manifest) -> None:
+        """Store it and forget what is old, or raise with nothing changed."""
+        keys = self._keys.get(manifest.sink, [])
+        highest = max((batch for _, query, batch in keys if query == manifest.query), default=manifest.batch)
+        if manifest.batch < highest:
+            raise manifest.too_old(highest)
+        done = [kept for kept in keys if self._rows[kept].done] + [key] * manifest.done
+        forgotten = set(done[:-MANIFESTS_KEPT])
+        self._state.check_rows(len(self._rows) - len(forgotten), 1, "manifest")
+        self._rows[key] = manifest
+        self._keys[manifest.sink] = [kept for kept in (*keys, key) if kept not in forgotten]
+        for old in forgotten:
+            del self._rows[old]
 
     def finish(self, sink: str, query: str, batch: int) -> None:
         with self._state:
             manifest = self._rows.get((sink, query, batch))
             if manifest is None:
-                raise UsageError(f"sink {sink!r}, query {query}, batch {batch} was never prepared")
+                raise UsageError(f"sink {sink!r}, query {query}, batch {batch} was never prepared, or is forgotten")
             self._rows[sink, query, batch] = msgspec.structs.replace(manifest, done=True)
 
     def unfinished(self) -> list[Manifest]:
@@ -169,8 +186,20 @@ class MemoryManifests:
     def last(self, sink: str) -> Manifest | None:
         with self._state:
             query = self._owners.get(sink)
-            mine = [row for row in self._rows.values() if (row.sink, row.query) == (sink, query)]
+            mine = [self._rows[key] for key in self._keys.get(sink, []) if key[1] == query]
             return max(mine, key=lambda row: row.batch, default=None)
+
+    def forget(self, sink: str) -> None:
+        with self._state:
+            keys = self._keys.get(sink, [])
+            unfinished = [key for key in keys if not self._rows[key].done]
+            if unfinished:
+                _, query, batch = unfinished[0]
+                raise UsageError(f"sink {sink!r}, query {query}, batch {batch} is not done: nothing was forgotten")
+            for key in keys:
+                del self._rows[key]
+            self._keys.pop(sink, None)
+            self._owners.pop(sink, None)
 
 
 class MemoryNotifier:

@@ -16,14 +16,11 @@ What grows in a store is bounded, but the ports do not say where: `StoreFull` is
 from __future__ import annotations
 
 from penstock.testing.conformance.cursors import CursorsConformance
-from penstock.testing.conformance.entrances import (
-    ManifestsConformance,
-    OutboxConformance,
-    ScheduleConformance,
-)
+from penstock.testing.conformance.entrances import OutboxConformance, ScheduleConformance
 from penstock.testing.conformance.leases import LeasesConformance
 from penstock.testing.conformance.lifetime import LifetimeConformance
 from penstock.testing.conformance.log import LogConformance
+from penstock.testing.conformance.manifests import ManifestsConformance
 from penstock.testing.conformance.notifier import NotifierConformance
 from penstock.testing.conformance.parked import ParkedRowsConformance
 from penstock.testing.conformance.producers import ProducersConformance

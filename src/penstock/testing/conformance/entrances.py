@@ -1,4 +1,4 @@
-"""The ports through which events come in: `Schedule`, `Outbox`, `Manifests`."""
+"""The ports through which events come in: `Schedule`, `Outbox`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from penstock.batch import Batch
-from penstock.errors import Fenced, SinkConflict, TopicDeleted, UsageError
+from penstock.errors import Fenced, TopicDeleted
 from penstock.ports import Outbox, Store
-from penstock.rows import Appended, Manifest, Partition, Scheduled, Staged, TopicInfo
+from penstock.rows import Appended, Partition, Scheduled, Staged, TopicInfo
 from penstock.testing.conformance.builders import (
     Part,
     a_run,
@@ -253,67 +253,3 @@ class OutboxConformance(StoreOpening):
             answer = moved(store, partition, row.event, outbox.producer, row.sequence)
             assert (answer.refused, answer.duplicate) == (None, duplicate)
             clock.advance(timedelta(days=100))
-
-
-def a_manifest(batch: int, body: bytes = b"body", *, sink: str = "lake", query: str = "q") -> Manifest:
-    """Return a manifest that is not done."""
-    return Manifest(sink=sink, query=query, batch=batch, body=body)
-
-
-class ManifestsConformance(StoreOpening):
-    """The `Manifests` port."""
-
-    def test_the_first_manifest_of_a_batch_wins(self, store: Store) -> None:
-        first = a_manifest(0, b"first")
-        assert store.manifests.prepare(first) == first
-        assert store.manifests.prepare(a_manifest(0, b"second")) == first
-        assert store.manifests.unfinished() == [first]
-        another = a_manifest(1, b"another batch")
-        assert store.manifests.prepare(another) == another
-
-    def test_a_finished_manifest_stays_the_first_one(self, store: Store) -> None:
-        store.manifests.prepare(a_manifest(0, b"first"))
-        for _ in range(2):
-            store.manifests.finish("lake", "q", 0)
-            assert store.manifests.unfinished() == []
-        done = msgspec.structs.replace(a_manifest(0, b"first"), done=True)
-        assert store.manifests.prepare(a_manifest(0, b"second")) == done
-        assert store.manifests.unfinished() == []
-
-    def test_a_manifest_that_was_never_prepared_cannot_be_finished(self, store: Store) -> None:
-        with pytest.raises(UsageError):
-            store.manifests.finish("lake", "q", 0)
-
-    def test_unfinished_manifests_come_oldest_first(self, store: Store) -> None:
-        prepared = [
-            a_manifest(7),
-            a_manifest(3, sink="attic", query="r"),
-            a_manifest(8),
-            a_manifest(2, sink="cellar"),
-        ]
-        for manifest in prepared:
-            store.manifests.prepare(manifest)
-        store.manifests.finish("lake", "q", 8)
-        assert store.manifests.unfinished() == [prepared[0], prepared[1], prepared[3]]
-
-    def test_the_last_manifest_of_a_sink_is_that_of_its_highest_batch(self, store: Store) -> None:
-        assert store.manifests.last("lake") is None
-        for batch in (2, 10, 9):
-            store.manifests.prepare(a_manifest(batch))
-        store.manifests.prepare(a_manifest(99, sink="attic"))
-        assert store.manifests.last("lake") == a_manifest(10)
-        store.manifests.finish("lake", "q", 10)
-        assert store.manifests.last("lake") == msgspec.structs.replace(a_manifest(10), done=True)
-
-    def test_a_sink_belongs_to_its_first_query_until_another_adopts_it(self, store: Store) -> None:
-        old, new = a_manifest(5, b"old"), a_manifest(0, b"new", query="r")
-        store.manifests.prepare(old)
-        with pytest.raises(SinkConflict):
-            store.manifests.prepare(new)
-        assert store.manifests.last("lake") == old
-        assert store.manifests.prepare(new, adopt=True) == new
-        assert store.manifests.last("lake") == new
-        for batch in (5, 6):
-            with pytest.raises(SinkConflict):
-                store.manifests.prepare(a_manifest(batch))
-        assert store.manifests.prepare(a_manifest(1, query="r")) == a_manifest(1, query="r")

@@ -101,6 +101,7 @@ def calls(store: Store, topic: TopicInfo) -> dict[str, Callable[[], object]]:
         "Manifests.finish": lambda: manifests.finish("s", "q", 0),
         "Manifests.unfinished": manifests.unfinished,
         "Manifests.last": lambda: manifests.last("s"),
+        "Manifests.forget": lambda: manifests.forget("s"),
         "Leases.release": lambda: leases.release(lease),
         "Cursors.delete_subscription": lambda: cursors.delete_subscription(topic.log_id, "billing"),
         "Log.delete_topic": lambda: log.delete_topic(topic.log_id),

@@ -1,12 +1,17 @@
-"""The `Manifests` port in `control.db`."""
+"""The `Manifests` port in `control.db`.
+
+Rows are sealed, the indexes that lead to them are not. So a batch that an index does not lead to is looked for without
+it before it is refused as forgotten or taken for new, and a row that is about to be forgotten is read and checked
+first: nothing that is not done is ever removed because an index has left it out.
+"""
 
 from __future__ import annotations
 
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from penstock.errors import SinkConflict, UsageError
-from penstock.rows import Manifest
+from penstock.errors import UsageError
+from penstock.rows import MANIFESTS_KEPT, Manifest
 from penstock.stores.file.state.schema import MANIFESTS, SINKS
 from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, Tally, change_rows, check_room, read_tally, write_tally
 
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 SELECT_SINK = "SELECT sink, query, crc FROM sinks WHERE sink = ?"
 SELECT_SINKS = "SELECT sink, query, crc FROM sinks"
 REPLACE_SINK = "REPLACE INTO sinks VALUES (?, ?, ?)"
+DELETE_SINK = "DELETE FROM sinks WHERE sink = ?"
 SELECT_MANIFEST = """
 SELECT number, sink, query, batch, body, done, crc FROM manifests WHERE sink = ? AND query = ? AND batch = ?
 """
@@ -27,11 +33,13 @@ SELECT_LAST = """
 SELECT number, sink, query, batch, body, done, crc FROM manifests WHERE sink = ? AND query = ?
 ORDER BY batch DESC LIMIT 1
 """
-# Rows are sealed, the index is not. Of the newest rows, these two find what the index should lead to without it.
+SELECT_NUMBER = "SELECT number, sink, query, batch, body, done, crc FROM manifests WHERE number = ?"
+# Of the newest rows, these two find what the index should lead to without it.
 SELECT_NEWEST = """
-SELECT number, sink, query, batch, body, done, crc
-FROM (SELECT * FROM manifests NOT INDEXED ORDER BY number DESC LIMIT 100)
-WHERE sink = ? AND query = ? ORDER BY number DESC LIMIT 1
+SELECT number, sink, query, batch, body, done, crc FROM manifests WHERE number = (
+    SELECT max(number) FROM (SELECT number, sink, query FROM manifests NOT INDEXED ORDER BY number DESC LIMIT 100)
+    WHERE sink = ? AND query = ?
+)
 """
 SELECT_WITHOUT_INDEX = """
 SELECT number, sink, query, batch, body, done, crc FROM manifests NOT INDEXED
@@ -41,6 +49,15 @@ SELECT_UNFINISHED = """
 SELECT number, sink, query, batch, body, done, crc FROM manifests WHERE done = 0 AND number > ?
 ORDER BY number LIMIT ?
 """
+# What is done is told from the indexes alone: in a row it stands behind the body, which may be long.
+SELECT_OLD = """
+SELECT number FROM manifests AS found INDEXED BY manifests_batch WHERE sink = ? AND NOT EXISTS (
+    SELECT 1 FROM manifests INDEXED BY manifests_unfinished WHERE done = 0 AND number = found.number
+)
+ORDER BY number DESC LIMIT -1 OFFSET ?
+"""
+SELECT_NUMBERS = "SELECT number FROM manifests NOT INDEXED WHERE sink = ?"
+DELETE_NUMBER = "DELETE FROM manifests WHERE number = ?"
 INSERT_MANIFEST = "INSERT INTO manifests VALUES (?, ?, ?, ?, ?, ?, ?)"
 UPDATE_DONE = "UPDATE manifests SET done = ?, crc = ? WHERE number = ?"
 _of_done = itemgetter(5, 6, 0)
@@ -60,11 +77,8 @@ class FileManifests:
 
         def work(connection: sqlite3.Connection) -> Row:
             owner = _owner(connection, manifest.sink)
-            if owner not in {None, manifest.query} and not adopt:
-                raise SinkConflict(
-                    f"sink {manifest.sink!r} belongs to query {owner}, not {manifest.query}: "
-                    f"choose another sink name, or adopt it"
-                )
+            if owner is not None and owner != manifest.query and not adopt:
+                raise manifest.not_owner(owner)
             if owner != manifest.query:
                 connection.execute(REPLACE_SINK, SINKS.seal((manifest.sink, manifest.query)))
                 change_rows(connection, SINKS, int(owner is None))
@@ -79,7 +93,8 @@ class FileManifests:
         def work(connection: sqlite3.Connection) -> None:
             values = _manifest_row(connection, sink, query, batch)
             if values is None:
-                raise UsageError(f"sink {sink!r}, query {query}, batch {batch} was never prepared")
+                _check_missing(connection, sink, query, batch)
+                raise UsageError(f"sink {sink!r}, query {query}, batch {batch} was never prepared, or is forgotten")
             if not values[5]:
                 connection.execute(UPDATE_DONE, _of_done(MANIFESTS.seal((*values[:5], 1))))
 
@@ -100,17 +115,27 @@ class FileManifests:
 
         def work(connection: sqlite3.Connection) -> Row | None:
             owner = _owner(connection, sink)
-            if owner is None:
-                return None
-            row = connection.execute(SELECT_LAST, (sink, owner)).fetchone()
-            values = None if row is None else MANIFESTS.checked(row)
-            newest = _newest(connection, sink, owner)
-            if newest is not None and (values is None or values[3] < newest[3]):
-                raise MANIFESTS.damaged(f"its index does not lead to batch {newest[3]}")
-            return values
+            return None if owner is None else _highest(connection, sink, owner)
 
         values = self._control.read(work)
         return None if values is None else _manifest(values)
+
+    def forget(self, sink: str) -> None:
+        self._log.check_open()
+
+        def work(connection: sqlite3.Connection) -> None:
+            # Without the index, so that nothing stays behind; this is rare.
+            numbers = [number for (number,) in connection.execute(SELECT_NUMBERS, (sink,)).fetchall()]
+            for number in numbers:
+                _, _, query, batch, _, done = _numbered_row(connection, sink, number)
+                if not done:
+                    raise UsageError(f"sink {sink!r}, query {query}, batch {batch} is not done: nothing was forgotten")
+            _remove(connection, numbers)
+            if _owner(connection, sink) is not None:
+                connection.execute(DELETE_SINK, (sink,))
+                change_rows(connection, SINKS, -1)
+
+        self._control.write(work)
 
 
 def _owner(connection: sqlite3.Connection, sink: str) -> str | None:
@@ -126,20 +151,37 @@ def _owner(connection: sqlite3.Connection, sink: str) -> str | None:
 
 def _manifest_row(connection: sqlite3.Connection, sink: str, query: str, batch: int) -> Row | None:
     row = connection.execute(SELECT_MANIFEST, (sink, query, batch)).fetchone()
-    if row is not None:
-        return MANIFESTS.checked(row)
-    # A batch that is not the next one is likely to be there, unless the index leads past it.
-    newest = _newest(connection, sink, query)
-    if newest is not None and newest[3] >= batch:
-        row = connection.execute(SELECT_WITHOUT_INDEX, (sink, query, batch)).fetchone()
-        if row is not None:
-            raise MANIFESTS.damaged(f"its index does not lead to batch {batch}")
-    return None
-
-
-def _newest(connection: sqlite3.Connection, sink: str, query: str) -> Row | None:
-    row = connection.execute(SELECT_NEWEST, (sink, query)).fetchone()
     return None if row is None else MANIFESTS.checked(row)
+
+
+def _numbered_row(connection: sqlite3.Connection, sink: str, number: int) -> Row:
+    row = connection.execute(SELECT_NUMBER, (number,)).fetchone()
+    values = None if row is None else MANIFESTS.checked(row)
+    if values is None or values[1] != sink:
+        raise MANIFESTS.damaged(f"its index leads to row {number}, which is none of sink {sink!r}")
+    return values
+
+
+def _highest(connection: sqlite3.Connection, sink: str, query: str) -> Row | None:
+    """Return the row of the query's highest batch, which is also its newest."""
+    row = connection.execute(SELECT_LAST, (sink, query)).fetchone()
+    values = None if row is None else MANIFESTS.checked(row)
+    row = connection.execute(SELECT_NEWEST, (sink, query)).fetchone()
+    newest = None if row is None else MANIFESTS.checked(row)
+    if newest is not None and (values is None or values[3] < newest[3]):
+        raise MANIFESTS.damaged(f"its index does not lead to batch {newest[3]}")
+    return values
+
+
+def _check_missing(connection: sqlite3.Connection, sink: str, query: str, batch: int) -> int | None:
+    """Make sure that a batch which was not found is not there, and return the highest one of its query."""
+    highest = _highest(connection, sink, query)
+    if highest is None:
+        return None
+    # A batch that is not the next one is forgotten, unless the index leads past it.
+    if batch <= highest[3] and connection.execute(SELECT_WITHOUT_INDEX, (sink, query, batch)).fetchone() is not None:
+        raise MANIFESTS.damaged(f"its index does not lead to batch {batch}")
+    return int(highest[3])
 
 
 def _unfinished(connection: sqlite3.Connection, after: int) -> list[Row]:
@@ -147,13 +189,33 @@ def _unfinished(connection: sqlite3.Connection, after: int) -> list[Row]:
 
 
 def _add(connection: sqlite3.Connection, manifest: Manifest) -> Row:
+    """Add a manifest that is not there, and forget what is old; whatever this raises undoes it."""
+    highest = _check_missing(connection, manifest.sink, manifest.query, manifest.batch)
+    if highest is not None and manifest.batch < highest:
+        raise manifest.too_old(highest)
     tally = read_tally(connection, MANIFESTS)
-    check_room(tally, 1, OTHER_ROWS_MAX, "the limit of manifests")
     number = tally.last + 1
     values = (number, manifest.sink, manifest.query, manifest.batch, manifest.body, int(manifest.done))
     connection.execute(INSERT_MANIFEST, MANIFESTS.seal(values))
     write_tally(connection, MANIFESTS, Tally(tally.rows + 1, number))
+    check_room(tally, 1 - _remove_old(connection, manifest.sink), OTHER_ROWS_MAX, "the limit of manifests")
     return values
+
+
+def _remove_old(connection: sqlite3.Connection, sink: str) -> int:
+    """Remove what is done and not among the newest of the sink, and return how many these were."""
+    numbers = [number for (number,) in connection.execute(SELECT_OLD, (sink, MANIFESTS_KEPT)).fetchall()]
+    for number in numbers:
+        values = _numbered_row(connection, sink, number)
+        if not values[5]:
+            raise MANIFESTS.damaged(f"its index of what is unfinished does not lead to row {number}")
+    _remove(connection, numbers)
+    return len(numbers)
+
+
+def _remove(connection: sqlite3.Connection, numbers: list[int]) -> None:
+    connection.executemany(DELETE_NUMBER, [(number,) for number in numbers])
+    change_rows(connection, MANIFESTS, -len(numbers))
 
 
 def _manifest(values: Row) -> Manifest:
