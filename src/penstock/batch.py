@@ -317,6 +317,13 @@ class Batch:
             return np.zeros(len(self), np.int32)
         return self._lanes(cols.PARTITION_SEED, count, keyless)
 
+    def divide(self, lanes: npt.NDArray[np.int32]) -> list[tuple[int, Self]]:
+        """Return each lane that is used and its events as a batch of their own, in their order, without a place."""
+        used = np.flatnonzero(np.bincount(lanes)).tolist()
+        if len(used) == 1:
+            return [(used[0], self)]
+        return [(lane, self.select(self.offsets[lanes == lane]).compact()) for lane in used]
+
     def slots(self) -> npt.NDArray[np.int32]:
         """Return the `key_shared` slot of each event; without a key it is the partition modulo 64."""
         return self._lanes(cols.SLOT_SEED, cols.SLOTS, (self.place.partition if self.place else 0) % cols.SLOTS)

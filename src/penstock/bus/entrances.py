@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.bus.directory import TopicDirectory
 from penstock.errors import UsageError
 from penstock.producers import process_producer
+from penstock.runtime.finisher import Finisher
 from penstock.runtime.mover import Mover
 from penstock.runtime.scheduler import Scheduler
 
@@ -36,6 +37,7 @@ class Entrances:
         self._outbox_path = outbox_path
         self._outbox: SqliteOutbox | None = None
         self._scheduler: Scheduler | None = None
+        self._finisher: Finisher | None = None
         self._mover: Mover | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._adding = 0
@@ -58,6 +60,8 @@ class Entrances:
         owner = process_producer(self._clock.time_us()).hex()
         self._scheduler = Scheduler(backend, owner=owner, clock=self._clock, jitter=random.random)
         self._scheduler.start()
+        self._finisher = Finisher(backend, clock=self._clock, jitter=random.random)
+        self._finisher.start()
         if self._outbox_path is None:
             return
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-outbox")
@@ -95,7 +99,7 @@ class Entrances:
     async def stop(self) -> None:
         """Let what is under way end, and give the leases back."""
         await self._added.wait()
-        loops = [loop for loop in (self._scheduler, self._mover) if loop is not None]
+        loops = [loop for loop in (self._scheduler, self._finisher, self._mover) if loop is not None]
         await asyncio.gather(*(loop.stop() for loop in loops))
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self.outbox.close)

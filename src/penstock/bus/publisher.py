@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import numpy as np
@@ -45,6 +45,7 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.events import Event
+from penstock.limits import EventLimits
 from penstock.offsets import Position, Range
 from penstock.ports import Backend
 from penstock.producers import Run, process_producer
@@ -252,23 +253,6 @@ class _Producer:
         return Run(self.id, 0, first, len(batch), cols.digest(batch.columns))
 
 
-class _EventLimit(NamedTuple):
-    """How much of something an event may have."""
-
-    limit: int
-    unit: str
-    advice: str
-
-    def check(self, found: int, event: int = 0) -> None:
-        if found > self.limit:
-            raise TooLarge(f"event {event} of this publish", found, self.limit, self.advice, unit=self.unit)
-
-    def check_each(self, found: npt.NDArray[np.int64]) -> None:
-        if len(found):
-            worst = int(found.argmax())
-            self.check(int(found[worst]), worst)
-
-
 class Publisher:
     """Prepares publishes and sends them."""
 
@@ -278,10 +262,7 @@ class Publisher:
         self._backend = backend
         self.topics = topics
         self._clock = clock
-        elsewhere = "store large things elsewhere and publish where they are (limits.event_bytes_max)"
-        self._size_limit = _EventLimit(limits.event_bytes_max, "bytes", elsewhere)
-        self._headers_limit = _EventLimit(limits.headers_max, "headers", "limits.headers_max")
-        self._header_bytes_limit = _EventLimit(limits.headers_bytes_max, "bytes of headers", "limits.headers_bytes_max")
+        self._limits = EventLimits(limits)
         self._part_bytes_max = limits.batch_bytes_max
         self._certainly_allowed = min(limits.event_bytes_max, limits.batch_bytes_max)
         self._producers: dict[Partition, _Producer] = {}
@@ -293,17 +274,12 @@ class Publisher:
     def prepare(self, topic: str, partitions: int, batch: Batch) -> Prepared:
         """Check the limits, and divide the events among the topic's partitions."""
         batch = batch.compact()
-        sizes = batch.sizes
-        self._size_limit.check_each(sizes)
-        if batch.has("headers"):
-            headers = batch.columns.column("headers")
-            self._headers_limit.check_each(cols.header_counts(headers))
-            self._header_bytes_limit.check_each(cols.header_sizes(headers))
+        sizes = self._limits.check(batch)
         # Events without a key go round the partitions, a publish at a time, so that each stays together.
         partition_of = batch.partitions(partitions, keyless=next(self._turn) % partitions)
         partition_bytes = np.bincount(partition_of, sizes, partitions)
         self._check_part(int(partition_bytes.argmax()), int(partition_bytes.max()))
-        parts = [Part(index, part) for index, part in _divide(batch, partition_of)]
+        parts = [Part(index, part) for index, part in batch.divide(partition_of)]
         return PreparedBatch(topic, self, parts, partition_of)
 
     def prepare_event(self, topic: str, partitions: int, event: Event) -> Prepared:
@@ -315,9 +291,9 @@ class Publisher:
             number = next(self._turn) if key is None else xxhash.xxh64_intdigest(key, cols.PARTITION_SEED)
             partition = number % partitions
         if size > self._certainly_allowed or event.headers:
-            self._size_limit.check(size)
-            self._headers_limit.check(len(event.headers))
-            self._header_bytes_limit.check(_header_bytes(event.headers))
+            self._limits.size.check(size)
+            self._limits.headers.check(len(event.headers))
+            self._limits.header_bytes.check(_header_bytes(event.headers))
             self._check_part(partition, size)
         return PreparedEvent(topic, self, event, size, partition)
 
@@ -377,13 +353,6 @@ class Publisher:
         if partition not in self._producers:
             self._producers[partition] = _Producer(self._clock.time_us())
         return self._producers[partition]
-
-
-def _divide(batch: Batch, partition_of: npt.NDArray[np.int32]) -> list[tuple[int, Batch]]:
-    used = np.flatnonzero(np.bincount(partition_of)).tolist()
-    if len(used) == 1:
-        return [(used[0], batch)]
-    return [(index, batch.select(np.flatnonzero(partition_of == index)).compact()) for index in used]
 
 
 def _size(event: Event) -> int:
