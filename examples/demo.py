@@ -5,6 +5,9 @@ which keeps a journal outside of the store. In the middle two processes are kill
 place. In the end the log is opened anew, every byte of it is verified, and every acknowledged event is looked for at
 the very offset that its publisher was given.
 
+Then Spark reads the same events as a stream, counts them by key, and writes the counts to a second topic, exactly once.
+What that topic says is compared with the log.
+
     python examples/demo.py [events]
 """
 
@@ -17,12 +20,14 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import penstock.spark
 from penstock import Bus, Topic
 from penstock.batch import Batch
 from penstock.stores.file.platform import Platform
@@ -32,6 +37,7 @@ PROCESSES = 8
 BATCH = 500
 KILLED = (2, 5)
 orders = Topic("orders", bytes, key=lambda payload: payload[-3:], partitions=4)
+counts = Topic("counts", bytes, partitions=2)
 
 Acknowledged = dict[int, tuple[int, int]]
 """Per partition, the first offset and the one after the last."""
@@ -171,10 +177,54 @@ def check(journal: dict[int, Acknowledged], stored: dict[int, list[int]], total:
     say(f"  {under_way:,} were under way in the killed processes: {there - acknowledged:,} of them are stored")
 
 
+# --- the same events in Spark -------------------------------------------------------------------
+
+
+async def create(url: str) -> None:
+    """Make the topic of counts: opening a bus that declares it is enough."""
+    async with Bus(url, topics=[counts]):
+        pass
+
+
+def count_in_spark(url: str, checkpoint: Path) -> None:
+    """Count the events by key in a streaming query, and write each new count to the topic `counts`."""
+    spark = penstock.spark.session(app_name="penstock-demo")
+    try:
+        events = penstock.spark.stream(spark, url, orders, subscription="counting", maxRowsPerTrigger=400_000)
+        found = events.groupBy("key").count().selectExpr("key", "cast(count as string) as data")
+        query = (
+            found.writeStream.format("penstock")
+            .outputMode("update")
+            .options(url=url, topic=counts.name, sinkName="counting", checkpointLocation=str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        batches = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+        say(f"  Spark has read {sum(batches):,} events in {len(batches)} batches and counted them by key")
+    finally:
+        spark.stop()
+
+
+async def check_counts(url: str) -> None:
+    """Show that the last count of every key is what the log says."""
+    found: dict[bytes | None, int] = {}
+    expected: Counter[bytes | None] = Counter()
+    async with Bus(url, topics=[orders, counts]) as bus:
+        async for batch in bus.read_batches(orders):
+            assert isinstance(batch, Batch)
+            expected.update(batch.columns.column("key").to_pylist())
+        async for event in bus.read(counts):
+            found[event.key] = int(event.data)  # in order of the key's updates: the last one stays
+    assert found == expected, "the counts differ from the log"
+    say(f"  the counts of {len(found):,} keys, {sum(found.values()):,} events, equal the log")
+
+
 def main(total: int) -> None:
     """Run the demonstration in a directory of its own, which is removed afterwards."""
     root = Path("penstock-data") / f"demo-{os.getpid()}"
-    url = f"file:{root}"
+    store = root / "store"
+    url = f"file:{store}"
     total = max(total // (BATCH * PROCESSES), 10) * BATCH * PROCESSES
     say(f"{PROCESSES} processes publish {total:,} events to {url}")
     try:
@@ -182,11 +232,14 @@ def main(total: int) -> None:
         demo = Demo(url, total)
         demo.run()
         say(f"  {len(demo.journal) * BATCH / (time.monotonic() - began):,.0f} durable events/s, starting included")
-        report = verify(root, Platform())
+        report = verify(store, Platform())
         size = sum(partition.bytes for topic in report.topics for partition in topic.partitions)
         assert report.ok, report.damages
         say(f"  opened anew and verified: {size / 1e6:,.0f} MB, no damage")
         check(demo.journal, asyncio.run(stored_batches(url)), total)
+        asyncio.run(create(url))
+        count_in_spark(url, root / "checkpoint")
+        asyncio.run(check_counts(url))
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

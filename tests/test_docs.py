@@ -44,7 +44,11 @@ def test_the_pages_have_snippets() -> None:
     assert {"README.md-0", "publishing.md-0", "events.md-0", "conformance.md-0"} <= {name for name, _ in SNIPPETS}
 
 
-@pytest.mark.parametrize("code", [code for _, code in SNIPPETS], ids=[name for name, _ in SNIPPETS])
+def _marked(name: str, code: str) -> object:
+    return pytest.param(code, id=name, marks=[pytest.mark.spark] if "penstock.spark" in code else [])
+
+
+@pytest.mark.parametrize("code", [_marked(name, code) for name, code in SNIPPETS])
 def test_a_snippet_runs_as_it_stands(code: str, tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text(code)
     run(["snippet.py"], tmp_path)
@@ -57,10 +61,12 @@ def test_the_first_program_prints_what_the_readme_says(tmp_path: Path) -> None:
     assert run(["first.py"], tmp_path) == expected
 
 
+@pytest.mark.spark
 def test_the_demo_checks_itself(tmp_path: Path) -> None:
     shown = run([str(ROOT / "examples" / "demo.py"), "40000"], tmp_path)
     assert "SIGKILL to processes" in shown
     assert "events were acknowledged, and every one of them is at its offset" in shown
+    assert "equal the log" in shown
 
 
 def test_every_decision_page_says_what_why_and_at_what_cost() -> None:

@@ -89,6 +89,15 @@ class Bus:
         url = self._given_url if self._given_url is not None else "from settings"
         return f"<Bus {redact_url(url)!r}, {self._state}, topics {sorted(self._declared)}>"
 
+    @property
+    def url(self) -> str:
+        """The store's URL, with its secret if it has one: what another process opens to reach the same events."""
+        if self._store is not None:
+            return self._store.url
+        if self._given_url is not None:
+            return self._given_url
+        return (self._given_settings or resolve().settings).url
+
     # --- opening and closing -----------------------------------------------------------------
 
     async def __aenter__(self) -> Self:

@@ -36,6 +36,7 @@ from penstock.cli import (
     read,
     repair,
     schedule,
+    spark,
     topics,
     trim,
     verify,
@@ -69,6 +70,7 @@ app.command()(verify.verify)
 app.command()(repair.repair)
 app.command()(dump.dump)
 app.command()(doctor.doctor)
+app.add_typer(spark.app, name="spark")
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 app.command()(version.version)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.offsets import Range
     from penstock.ports import Store
-    from penstock.rows import Partition, Retention, TopicInfo
+    from penstock.rows import Partition, Retention, Subscription, TopicInfo
 
 app = typer.Typer(help="List the topics; show, create or delete one.", invoke_without_command=True)
 
@@ -131,6 +131,9 @@ def show(context: typer.Context, name: Name, as_json: Json = False) -> None:
     with context.ensure_object(Session).open_store() as (store, settings):
         info = find_topic(store, name)
         document = document_of(store, info, settings.url)
+        document["subscriptions"] = [
+            _subscription(store, info, each) for each in store.cursors.subscriptions(info.log_id)
+        ]
         for partition, each in zip(info.partitions, document["partitions"], strict=True):
             try:
                 each["last_appended_at"] = _last_appended_at(store, partition, store.log.bounds(partition))
@@ -143,6 +146,25 @@ def show(context: typer.Context, name: Name, as_json: Json = False) -> None:
         _print_topic(document)
     if damage is not None:
         raise damage
+
+
+def _subscription(store: Store, info: TopicInfo, subscription: Subscription) -> dict[str, Any]:
+    """Return how far a subscription has come; its lag is what lies behind the slowest cursor of each partition."""
+    passed: dict[int, int] = {}
+    for cursor in store.cursors.load(info.log_id, subscription.name):
+        number = cursor.shard.partition
+        passed[number] = min(cursor.next_offset, passed.get(number, cursor.next_offset))
+    lag = 0
+    for partition in info.partitions:
+        bounds = store.log.bounds(partition)
+        lag += bounds.stop - min(max(passed.get(partition.number, bounds.start), bounds.start), bounds.stop)
+    return {
+        "name": subscription.name,
+        "mode": subscription.mode,
+        "external": subscription.external,
+        "protect": subscription.protect,
+        "lag": lag,
+    }
 
 
 def _last_appended_at(store: Store, partition: Partition, bounds: Range) -> str | None:
@@ -185,6 +207,16 @@ def _print_topic(document: dict[str, Any]) -> None:
         ],
         numbers={"partition", "first", "end", "events"},
     )
+    if document["subscriptions"]:
+        print()
+        print_table(
+            ("subscription", "mode", "lag", "retention waits for it"),
+            [
+                (each["name"], each["mode"], f"{each['lag']:,}", "yes" if each["protect"] else "no")
+                for each in document["subscriptions"]
+            ],
+            numbers={"lag"},
+        )
 
 
 # --- create and delete --------------------------------------------------------------------------

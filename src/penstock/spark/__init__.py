@@ -1,0 +1,48 @@
+"""Penstock in Spark: topics as DataFrames, streams and tables.
+
+`format("penstock")` works by itself in every Spark session of an interpreter that Penstock is installed in. What is
+here makes it pleasant from Python:
+
+* `session()` gives a session with the right settings, or says what is missing;
+* `read(spark, bus, topic)` and `stream(spark, bus, topic, subscription=…)` are DataFrames of a topic's events;
+* `decode(df, EventClass)` turns their payloads into typed columns;
+* `register_views(spark, url, names)` makes tables of topics for SQL.
+
+Needs the extra `spark`: `pip install 'penstock[spark]'`, and Java 17 or later. Importing this module needs neither.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.spark.session import require_pyspark, session
+
+if TYPE_CHECKING:
+    from penstock.spark.decoding import decode as decode
+    from penstock.spark.frames import read as read
+    from penstock.spark.frames import register_views as register_views
+    from penstock.spark.frames import stream as stream
+
+_HOMES = {
+    "decode": "penstock.spark.decoding",
+    "read": "penstock.spark.frames",
+    "register_views": "penstock.spark.frames",
+    "stream": "penstock.spark.frames",
+}
+
+__all__ = [*_HOMES, "session"]  # noqa: PLE0604 - a list of names, computed
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock.spark' has no attribute {name!r}")
+    require_pyspark()
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
