@@ -187,14 +187,14 @@ async def create(url: str) -> None:
 
 
 def count_in_spark(url: str, checkpoint: Path) -> None:
-    """Count the events by key in a streaming query, and write each new count to the topic `counts`."""
+    """Count the events by key in a streaming query, and write all counts to the topic `counts` with every batch."""
     spark = penstock.spark.session(app_name="penstock-demo")
     try:
         events = penstock.spark.stream(spark, url, orders, subscription="counting", maxRowsPerTrigger=400_000)
         found = events.groupBy("key").count().selectExpr("key", "cast(count as string) as data")
         query = (
             found.writeStream.format("penstock")
-            .outputMode("update")
+            .outputMode("complete")
             .options(url=url, topic=counts.name, sinkName="counting", checkpointLocation=str(checkpoint))
             .trigger(availableNow=True)
             .start()
@@ -215,7 +215,7 @@ async def check_counts(url: str) -> None:
             assert isinstance(batch, Batch)
             expected.update(batch.columns.column("key").to_pylist())
         async for event in bus.read(counts):
-            found[event.key] = int(event.data)  # in order of the key's updates: the last one stays
+            found[event.key] = int(event.data)  # a later batch counts more: the last one stays
     assert found == expected, "the counts differ from the log"
     say(f"  the counts of {len(found):,} keys, {sum(found.values()):,} events, equal the log")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -21,6 +19,10 @@ if TYPE_CHECKING:
     from tests.file_children import Child
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that tests can share what is in `tests.file_children`
+
+from tests.spark_session import spark, why_no_spark
+
+__all__ = ["spark"]  # a fixture: pytest finds it here
 
 # The machines that run this are shared: an example's time says nothing, so hypothesis sets no deadline.
 settings.register_profile("default", max_examples=100, deadline=None, derandomize=True)
@@ -42,11 +44,8 @@ def _missing(item: pytest.Item) -> str | None:
         return "slow: run with --slow, or `make slow`"
     if item.get_closest_marker("root") and os.geteuid() != 0:
         return "root: run as root"
-    if item.get_closest_marker("spark"):
-        if importlib.util.find_spec("pyspark") is None:
-            return "spark: pyspark is not installed (pip install 'penstock[spark]')"
-        if shutil.which("java") is None:
-            return "spark: no java on PATH (Java 17 or newer is needed)"
+    if item.get_closest_marker("spark") and (reason := why_no_spark()):
+        return f"spark: {reason}"
     return None
 
 

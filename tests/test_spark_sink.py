@@ -190,14 +190,18 @@ def test_a_stream_needs_a_name_for_its_sink(spark: SparkSession, url: str, tmp_p
         ).trigger(availableNow=True).start().awaitTermination()
 
 
-def test_counts_per_key_are_delivered_as_updates(spark: SparkSession, url: str, tmp_path: Path) -> None:
+def test_counts_per_key_are_delivered_as_a_whole_with_every_batch(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
     fill(url, "orders", plain(70))
-    frame = spark.readStream.format("penstock").options(url=url, topic="orders").load()
+    frame = spark.readStream.format("penstock").options(url=url, topic="orders", maxRowsPerTrigger="35").load()
     counts = frame.groupBy("key").count().selectExpr("key", "to_json(struct(count)) data")
-    counts.writeStream.outputMode("update").format("penstock").options(
+    counts.writeStream.outputMode("complete").format("penstock").options(
         url=url, topic="copies", sinkName="counts", checkpointLocation=str(tmp_path)
     ).trigger(availableNow=True).start().awaitTermination()
-    found = {row["key"]: row["data"] for row in stored(url, "copies")}
+    rows = stored(url, "copies")
+    assert len(rows) == 2 * 7
+    found = {row["key"]: row["data"] for row in rows}
     assert found == {b"key-%d" % number: b'{"count":10}' for number in range(7)}
 
 

@@ -1,6 +1,9 @@
-"""Says, before anything is installed, whether this machine has what the set-up needs.
+"""Says whether this machine has what a step needs, and if not, how to get it. It installs nothing.
 
-Runs on whatever `python3` is, so it keeps to syntax that old versions can parse.
+    python3 tools/preflight.py               before anything is installed: Python for the set-up
+    .venv/bin/python tools/preflight.py java    after the set-up: Java for Spark
+
+The first runs on whatever `python3` is, so this keeps to syntax that old versions can parse.
 """
 
 import importlib.util
@@ -10,7 +13,7 @@ import sys
 WANTED = (3, 11)
 
 
-def main():  # type: ignore[no-untyped-def] # annotations would not parse where this must still speak
+def python():  # type: ignore[no-untyped-def] # annotations would not parse where this must still speak
     if sys.version_info < WANTED:
         return (
             "Penstock needs Python 3.11 or newer; this is {}.{} ({}).\n"
@@ -27,5 +30,24 @@ def main():  # type: ignore[no-untyped-def] # annotations would not parse where 
     return None
 
 
+def java():  # type: ignore[no-untyped-def] # see above
+    try:
+        from penstock.errors import SparkUnavailable
+        from penstock.spark.java import find_java
+    except ImportError:
+        return "Penstock is not installed for {}: run make setup first.".format(sys.executable)
+    try:
+        find_java()
+    except SparkUnavailable as error:
+        return str(error)
+    return None
+
+
+def main(arguments):  # type: ignore[no-untyped-def] # see above
+    steps = {(): python, ("java",): java}
+    step = steps.get(tuple(arguments))
+    return step() if step else "usage: preflight.py [java]"
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

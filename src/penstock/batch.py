@@ -260,7 +260,7 @@ class Batch:
         default = self._default(name)
         if stored is not None:
             return stored if default is None else stored.fill_null(pa.scalar(default, wanted))
-        return pa.repeat(pa.scalar(default, wanted), len(self))
+        return _repeated(wanted, default, len(self))
 
     def _default(self, name: str) -> Any:
         """Return what a missing value of this column means."""
@@ -319,10 +319,18 @@ class Batch:
 
     def divide(self, lanes: npt.NDArray[np.int32]) -> list[tuple[int, Self]]:
         """Return each lane that is used and its events as a batch of their own, in their order, without a place."""
-        used = np.flatnonzero(np.bincount(lanes)).tolist()
+        counts = np.bincount(lanes)
+        used = np.flatnonzero(counts).tolist()
         if len(used) == 1:
             return [(used[0], self)]
-        return [(lane, self.select(self.offsets[lanes == lane]).compact()) for lane in used]
+        # Taken once for all lanes, and sliced: each `take` costs more than its rows.
+        ordered = self._selected().take(pa.array(np.argsort(lanes, kind="stable")))
+        found, start = [], 0
+        for lane in used:
+            part = ordered.slice(start, int(counts[lane]))
+            start += int(counts[lane])
+            found.append((lane, type(self)(cols.assemble(dict(zip(part.schema.names, part.columns, strict=True))))))
+        return found
 
     def slots(self) -> npt.NDArray[np.int32]:
         """Return the `key_shared` slot of each event; without a key it is the partition modulo 64."""
@@ -465,6 +473,23 @@ class StoredEvent:
 
 def _datetime(microseconds: int | None) -> datetime | None:
     return None if microseconds is None else us_to_datetime(microseconds)
+
+
+_REPEATED_ROWS: Final = 16_384
+_REPEATED_KEPT: Final = 64
+_repetitions: dict[tuple[pa.DataType, str | None], pa.Array] = {}
+
+
+def _repeated(kind: pa.DataType, value: Any, count: int) -> pa.Array:
+    """Return a column of one value; the usual ones are made once, and sliced."""
+    if count > _REPEATED_ROWS or not (value is None or isinstance(value, str)):
+        return pa.repeat(pa.scalar(value, kind), count)
+    found = _repetitions.get((kind, value))
+    if found is None:
+        if len(_repetitions) >= _REPEATED_KEPT:
+            _repetitions.clear()
+        found = _repetitions[kind, value] = pa.repeat(pa.scalar(value, kind), _REPEATED_ROWS)
+    return found.slice(0, count)
 
 
 def _slice_runs(runs: tuple[Run, ...], skip: int, count: int) -> tuple[Run, ...]:

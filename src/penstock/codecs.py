@@ -70,7 +70,7 @@ class Codec(Protocol):
         """Return the value of class `cls` that `obj`, as from `decode_builtins`, stands for."""
 
 
-class _PerClass(dict[type, T], Generic[T]):
+class PerClass(dict[type, T], Generic[T]):
     """What is worth building once for each class: a dictionary, since a hit then costs one lookup.
 
     It starts again when full, so that a program that makes classes on the fly does not keep them all. One thread builds
@@ -99,7 +99,7 @@ class _PerClass(dict[type, T], Generic[T]):
         cls._building = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_PerClass.renew_lock)
+os.register_at_fork(after_in_child=PerClass.renew_lock)
 
 
 # --- JSON and MessagePack --------------------------------------------------------------------
@@ -123,7 +123,7 @@ class _MsgspecCodec:
     ) -> None:
         self.name = name
         self.content_type = content_type
-        self.readers = _PerClass(self._build_reader)
+        self.readers = PerClass(self._build_reader)
         self._write_sorted = encoder(enc_hook=_dump_pydantic, order="deterministic").encode
         self._write = encoder(enc_hook=_dump_pydantic).encode
         self._read_builtins = decoder().decode
@@ -226,7 +226,7 @@ def _look_for_floats(cls: type[Any]) -> bool:
     return False
 
 
-_may_hold_floats = _PerClass(_look_for_floats)
+_may_hold_floats = PerClass(_look_for_floats)
 
 
 def _reason(error: Exception) -> str:
@@ -249,7 +249,7 @@ def _shorten(error: Exception) -> str:
 
 # --- pydantic, by the attributes of its classes ----------------------------------------------
 
-_is_pydantic = _PerClass(lambda cls: hasattr(cls, "__pydantic_validator__"))
+_is_pydantic = PerClass(lambda cls: hasattr(cls, "__pydantic_validator__"))
 
 
 def _dump_pydantic(value: Any) -> object:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock import columns as cols
-from penstock.batch import Batch
+from penstock.batch import STORED_SCHEMA, Batch
 from penstock.errors import DataLost, Trimmed
 from penstock.offsets import Gap
 from penstock.rows import Partition
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-READ_BYTES: Final = 4 << 20
-"""How much is asked of the log at a time."""
+READ_BYTES: Final = 16 << 20
+"""How much is asked of the log at a time; no batch for Spark has more."""
 
 BATCH_ROWS: Final = 10_000
-BATCH_BYTES: Final = 8 << 20
-"""A batch for Spark is handed over as soon as it has so many rows or bytes."""
+"""A batch for Spark is handed over as soon as it has so many rows."""
 
 
 class Reading(NamedTuple):
@@ -50,22 +49,6 @@ class Reading(NamedTuple):
 
     def batches(self, log: Log, span: Span) -> Iterator[pa.RecordBatch]:
         """Yield the events of a span that are wanted, in the order of their offsets."""
-        held: list[Batch] = []
-        rows = size = 0
-        for batch in self._blocks(log, span):
-            if held and batch.start != held[-1].range.stop:
-                yield from self._joined(held)
-                held, rows, size = [], 0, 0
-            held.append(batch)
-            rows += len(batch)
-            size += batch.columns.nbytes
-            if rows >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield from self._joined(held)
-                held, rows, size = [], 0, 0
-        if held:
-            yield from self._joined(held)
-
-    def _blocks(self, log: Log, span: Span) -> Iterator[Batch]:
         partition = Partition(span.log_id, span.partition)
         start = span.start
         while start < span.stop:
@@ -78,12 +61,12 @@ class Reading(NamedTuple):
                 continue
             if not found:
                 raise DataLost(f"{span.where}: the log ends at offset {start}, and was to be read up to {span.stop}")
-            for item in found:
-                if isinstance(item, Gap):
-                    self.lost(f"{span.where}: offsets {item.range} are lost: {item.reason}")
+            for group in _groups(found):
+                if isinstance(group, Gap):
+                    self.lost(f"{span.where}: offsets {group.range} are lost: {group.reason}")
                 else:
-                    yield item
-                start = item.range.stop
+                    yield from self._joined(group)
+            start = found[-1].range.stop
 
     def lost(self, what: str) -> None:
         """Raise `DataLost`, or say what is passed over, as the option `failOnDataLoss` says."""
@@ -106,10 +89,10 @@ class Reading(NamedTuple):
             if not wanted.any():
                 return
             joined, appended = joined.select(joined.offsets[wanted]), appended[wanted]
-        rows = joined.to_arrow(self.columns)
+        rows = joined.to_arrow([name for name in self.columns if name != "appended_at"])
         if "appended_at" in self.columns:
-            index = self.columns.index("appended_at")
-            rows = rows.set_column(index, rows.schema.field(index), pa.array(appended).cast(cols.TIMESTAMP))
+            times = pa.Array.from_buffers(cols.TIMESTAMP, len(appended), [None, pa.py_buffer(appended)])
+            rows = rows.add_column(self.columns.index("appended_at"), STORED_SCHEMA.field("appended_at"), times)
         yield rows
 
     def _wanted(self, batch: Batch, appended: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
@@ -125,6 +108,23 @@ class Reading(NamedTuple):
                 chosen = pc.is_in(column, pa.array(values, column.type)).to_numpy(zero_copy_only=False)
                 wanted = chosen & (True if wanted is None else wanted)
         return wanted
+
+
+def _groups(found: Sequence[Batch | Gap]) -> Iterator[list[Batch] | Gap]:
+    """Yield gaps, and between them as many blocks as make a batch for Spark."""
+    held: list[Batch] = []
+    rows = 0
+    for item in found:
+        if isinstance(item, Batch):
+            held.append(item)
+            rows += len(item)
+        if held and (isinstance(item, Gap) or rows >= BATCH_ROWS):
+            yield held
+            held, rows = [], 0
+        if isinstance(item, Gap):
+            yield item
+    if held:
+        yield held
 
 
 def _append_times(batches: Sequence[Batch]) -> npt.NDArray[np.int64]:

@@ -95,14 +95,10 @@ class PenstockSource(DataSource):
         return PenstockWriter(options, _settings())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PenstockStreamWriter:  # noqa: N802, FBT001
-        """Return what writes a stream."""
+        """Return what writes a stream; in mode `complete`, `overwrite`, every batch adds the whole result anew."""
         from penstock.spark.writer import PenstockStreamWriter
 
         options = write_options(self.options, streaming=True)
-        if overwrite:
-            raise UsageError(
-                "a topic takes what a query adds, not its whole result anew: use outputMode('append') or 'update'"
-            )
         _check_columns_written(schema)
         return PenstockStreamWriter(options, _settings())
 

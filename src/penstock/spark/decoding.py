@@ -1,0 +1,323 @@
+"""`decode`: the payloads of events as typed columns.
+
+What this promises:
+
+* A row is read as a bus reads the event: by its type, its content type and its version, through the class's upcasters.
+  What the bus refuses with an error is a row whose payload is in `_corrupt`; no other row is, except one that holds a
+  value which its column cannot hold, such as an `int` of more than 64 bits. Nothing is rounded, cut or made null.
+* There are only expressions and no actions: it serves batches and streams, and each row is decoded once.
+* The class reaches Spark's workers also from where they cannot import it: a notebook, a script, a test.
+
+There are two ways to the same result. *By the codec*: an Arrow UDF calls `EventType.decode` for each row. *Natively*:
+Spark's own JSON parser reads the row. It is more lenient than the codec in some places and stricter in others, so that
+alone it would be subtly wrong. Hence it is believed only when writing what it has read gives the very bytes of the
+payload, which then mean these values to any reader of JSON. All other rows, those that another program has
+written with spaces and those that are corrupt, go to the codec.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from functools import partial, reduce
+from itertools import repeat
+from operator import and_, attrgetter
+from typing import Any, Final
+
+import pyarrow as pa
+from msgspec import UNSET
+from msgspec import inspect as shapes
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql import types as spark
+from pyspark.sql.pandas.functions import arrow_udf
+
+from penstock.codecs import PerClass, codec_named
+from penstock.errors import CodecError, DecodeError, UsageError
+from penstock.events import VERSION_HEADER, EventType, event_type_of, version_of
+from penstock.spark.shipping import Shipment
+from penstock.spark.types import Column, Layout, layout_of
+
+CORRUPT = "_corrupt"
+EVENT = "_event"
+
+# What is read and what is written must be JSON as the standard has it, with every field in its place. Spark would
+# otherwise take the text "NaN" for a number, and write it so again.
+_STRICTLY: Final = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+_COMPLETELY: Final = {"ignoreNullFields": "false"}
+_NATIVE: Final = (shapes.StrType, shapes.IntType, shapes.FloatType, shapes.BoolType)
+
+
+def decode(df: DataFrame, cls: type, codec: str | None = None) -> DataFrame:
+    """Return `df` with a column for each field of `cls`, and beside them `_corrupt` and `_event`.
+
+    `df` holds events as the source `penstock` yields them; of their columns only `data` is needed. `_corrupt` is the
+    payload of a row that `cls` cannot be made of, whose fields are all null. `_event` has the other columns of `df`.
+    `codec` names the one to read every row by, whatever its content type is said to be.
+    """
+    return _decode(df, cls, codec, native=True)
+
+
+def _decode(df: DataFrame, cls: type, codec: str | None, *, native: bool) -> DataFrame:
+    event_type = _event_type(cls, codec)
+    layout = PerClass(layout_of)[cls]
+    _check_names(df, cls, layout)
+    envelope = _Envelope(df, event_type, by_content_type=codec is None)
+    read = _reader(event_type, layout)
+    found, asked = "__penstock_found", "__penstock_asked"
+    if native and (plan := PerClass(_native_plan)[cls]) and event_type.codec is codec_named("json"):
+        df = df.select("*", f.from_json(f.col("data").cast("string"), plan.schema, _STRICTLY).alias(found))
+        sure = f.coalesce(plan.is_sure(found) & envelope.is_present, f.lit(False))  # noqa: FBT003 - a literal
+        df = df.select("*", f.when(sure, plan.values(found)).alias(asked)).drop(found)
+        df = df.select("*", read(f.when(f.col(asked).isNull(), envelope.asked)).alias(found))
+        value = f.coalesce(f.col(asked), f.col(found))
+    else:
+        df = df.select("*", read(envelope.asked).alias(found))
+        value = f.col(found)
+    corrupt = f.when(value.isNull(), f.coalesce(f.col("data"), f.lit(b"")))
+    columns = [value.getField(name).alias(name) for name in layout.columns]
+    return df.select(*columns, corrupt.alias(CORRUPT), *envelope.shown)
+
+
+def _event_type(cls: type, codec: str | None) -> EventType[Any]:
+    event_type: EventType[Any] = event_type_of(cls)
+    if codec is not None:
+        chosen = codec_named(codec)
+        try:
+            chosen.check(cls)
+        except CodecError as error:
+            raise UsageError(f"codec {codec!r} cannot read event {event_type.name!r}: {error}") from error
+        event_type = dataclasses.replace(event_type, codec=chosen)
+    if issubclass(cls, bytes):
+        raise UsageError(f"{cls.__qualname__} has no fields to make columns of: its value is the column `data` itself")
+    return event_type
+
+
+def _check_names(df: DataFrame, cls: type, layout: Layout) -> None:
+    if "data" not in df.columns:
+        raise UsageError(f"the DataFrame has no column `data` to decode, only {', '.join(df.columns) or 'none at all'}")
+    if not isinstance(df.schema["data"].dataType, spark.BinaryType):
+        raise UsageError(f"column `data` is {df.schema['data'].dataType.simpleString()}; it must be binary")
+    if not layout.columns:
+        raise UsageError(f"{cls.__qualname__} has no fields to make columns of")
+    cased = str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
+    seen = {CORRUPT: "the payload of a corrupt row", EVENT: "the event's other columns"}
+    for name in layout.columns:
+        folded = name if cased else name.lower()
+        if folded in seen:
+            raise UsageError(
+                f"field {name!r} of {cls.__qualname__} would have the column of {seen[folded]}: decode a class that "
+                f"names it otherwise" + ("" if cased else ", or set spark.sql.caseSensitive if only the case differs")
+            )
+        seen[folded] = f"field {name!r}"
+
+
+class _Envelope:
+    """What the columns of a DataFrame say of its events besides their payload."""
+
+    def __init__(self, df: DataFrame, event_type: EventType[Any], *, by_content_type: bool) -> None:
+        self._event_type = event_type
+        self._stated = {"data": f.coalesce(f.col("data"), f.lit(b""))}
+        if "type" in df.columns:
+            self._stated["type"] = f.coalesce(f.col("type"), f.lit(""))
+        if by_content_type and "content_type" in df.columns:
+            self._stated["content_type"] = f.nullif(f.col("content_type"), f.lit(""))
+        if "headers" in df.columns:
+            self._stated["version"] = f.try_element_at(f.col("headers"), f.lit(VERSION_HEADER))
+        others = [f.col(_quoted(name)) for name in df.columns if name != "data"]
+        self.shown = [f.struct(*others).alias(EVENT)] if others else []
+
+    @property
+    def asked(self) -> Expression:
+        """What the codec must be told to read a row."""
+        return f.struct(*(stated.alias(name) for name, stated in self._stated.items()))
+
+    @property
+    def is_present(self) -> Expression:
+        """Whether a row is of the class's own type, content type and version."""
+        stated = self._stated
+        sure = f.lit(True)  # noqa: FBT003 - a literal
+        if "type" in stated:
+            sure &= stated["type"] == self._event_type.name
+        if "content_type" in stated:
+            own = f.lit(self._event_type.content_type)
+            sure &= f.coalesce(stated["content_type"], own) == own
+        version = f.lit(b"%d" % self._event_type.version)
+        return sure & (f.coalesce(stated.get("version", f.lit(None)), f.lit(b"1")) == version)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+# --- natively --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _NativePlan:
+    """How Spark reads a flat class: the names on the wire with their types, and which of them may be null."""
+
+    schema: spark.StructType
+    names: tuple[str, ...]
+    required: frozenset[str]
+
+    def is_sure(self, found: str) -> Expression:
+        """Whether what Spark has found in a payload is surely what the codec would find."""
+        written = f.to_json(f.col(found), _COMPLETELY).cast("binary")
+        values = (f.col(found).getField(name).isNotNull() for name in sorted(self.required))
+        return reduce(and_, values, written == f.col("data"))
+
+    def values(self, found: str) -> Expression:
+        """Return what was found under the names of the class's fields."""
+        wire = (f.col(found).getField(field.name) for field in self.schema.fields)
+        return f.struct(*(value.alias(name) for name, value in zip(self.names, wire, strict=True)))
+
+
+def _native_plan(cls: type) -> _NativePlan | None:
+    """Return how Spark can read a class by itself; None if it has code of its own or fields that need the codec."""
+    known_as = shapes.type_info(cls)
+    if not isinstance(known_as, shapes.StructType | shapes.DataclassType) or _has_code(cls):
+        return None
+    if isinstance(known_as, shapes.StructType) and (known_as.tag is not None or known_as.array_like):
+        return None
+    layout = layout_of(cls)
+    wire, required = [], set()
+    for field in known_as.fields:
+        one, optional = _one_type(field.type)
+        # Spark would fill a column of this name by itself; and a constraint is the codec's to check.
+        if field.encode_name == "_corrupt_record" or one not in [kind() for kind in _NATIVE]:
+            return None
+        wire.append(spark.StructField(field.encode_name, layout.columns[field.name].spark))
+        if not optional:
+            required.add(field.encode_name)
+    names = [field.name.lower() for field in wire]
+    if len(set(names)) != len(names):
+        return None
+    return _NativePlan(spark.StructType(wire), tuple(layout.columns), frozenset(required))
+
+
+def _one_type(kind: shapes.Type) -> tuple[shapes.Type | None, bool]:
+    if not isinstance(kind, shapes.UnionType):
+        return kind, False
+    stated = [one for one in kind.types if not isinstance(one, shapes.NoneType)]
+    return (stated[0] if len(stated) == 1 else None), len(stated) < len(kind.types)
+
+
+def _has_code(cls: type) -> bool:
+    """Say whether a class may refuse or change what it is made of; attrs classes are not looked into."""
+    if hasattr(cls, "__attrs_attrs__") or hasattr(cls, "__pydantic_validator__") or hasattr(cls, "__post_init__"):
+        return True
+    if any(not one.init for one in getattr(cls, "__dataclass_fields__", {}).values()):
+        return True
+    ours = [base for base in cls.__mro__ if base is not object and base.__module__.partition(".")[0] != "msgspec"]
+    return any(name in vars(base) for base in ours for name in ("__new__", "__getattribute__"))
+
+
+# --- by the codec ----------------------------------------------------------------------------
+
+
+def _reader(event_type: EventType[Any], layout: Layout) -> Callable[[Expression], Expression]:
+    shipment = PerClass(lambda _: Shipment.of(event_type))[event_type.cls]
+
+    def read(rows: pa.Array) -> pa.Array:
+        return read_rows(shipment, layout, rows)
+
+    # Spark would decode a row anew for every filter on what was decoded, were it free to.
+    reader: Any = arrow_udf
+    return reader(read, layout.spark).asNondeterministic()  # type: ignore[no-any-return]
+
+
+def read_rows(shipment: Shipment, layout: Layout, rows: pa.Array) -> pa.Array:
+    """Return the values of rows as structs, null where there is none; runs in Spark's workers."""
+    if rows.null_count == len(rows):
+        return pa.nulls(len(rows), layout.arrow)
+    event_type = shipment.open()
+    payloads = rows.field("data").to_pylist()
+    names = [field.name for field in rows.type]
+    stated = [rows.field(name).to_pylist() if name in names else None for name in ("type", "content_type", "version")]
+    ways: dict[tuple[Any, ...], Callable[[bytes], Any] | None] = {}
+    kinds = zip(*(repeat(None) if column is None else column for column in stated), strict=False)
+    fields = _fields_getter(layout)
+    found: list[tuple[Any, ...] | None] = []
+    for is_asked, payload, kind in zip(rows.is_valid().to_pylist(), payloads, kinds, strict=False):
+        if kind not in ways:
+            ways[kind] = _way(event_type, *kind)
+        way = ways[kind]
+        try:
+            found.append(fields(way(payload)) if is_asked and way is not None else None)
+        except (CodecError, AttributeError):  # A field that the class leaves unset has no value for its column.
+            found.append(None)
+    return _columns(layout, found)
+
+
+def _fields_getter(layout: Layout) -> Callable[[Any], tuple[Any, ...]]:
+    names = list(layout.columns)
+    if len(names) > 1:
+        return attrgetter(*names)
+    only = attrgetter(names[0])
+    return lambda value: (only(value),)
+
+
+def _way(
+    event_type: EventType[Any], name: str | None, content_type: str | None, version: bytes | None
+) -> Callable[[bytes], Any] | None:
+    """Return what reads payloads of one kind, as `Topic.decode` does; None if nothing does."""
+    if name is not None and name != event_type.name:
+        return None
+    try:
+        stated = version_of({} if version is None else {VERSION_HEADER: version})
+    except DecodeError:
+        return None
+    return partial(event_type.decode, version=stated, content_type=content_type)
+
+
+def _columns(layout: Layout, rows: list[tuple[Any, ...] | None]) -> pa.Array:
+    good = [row is not None for row in rows]
+    nothing = (None,) * len(layout.columns)
+    arrays = []
+    for column, values in zip(
+        layout.columns.values(), zip(*(row or nothing for row in rows), strict=True), strict=True
+    ):
+        try:
+            arrays.append(_array(column, values))
+        except Exception:  # noqa: BLE001 - whatever a value is, its column cannot hold it
+            fitting = [_fits(column, value) for value in values]
+            good = [both and fits for both, fits in zip(good, fitting, strict=True)]
+            arrays.append(
+                _array(column, [value if fits else None for value, fits in zip(values, fitting, strict=True)])
+            )
+    # The fields of a null struct are null for whoever looks through it, so nothing else is to be cleared.
+    return pa.StructArray.from_arrays(arrays, fields=list(layout.arrow), mask=pa.array([not one for one in good]))
+
+
+def _array(column: Column, values: Sequence[Any]) -> pa.Array:
+    convert = column.convert
+    if convert is not None:
+        values = [None if value is None or value is UNSET else convert(value) for value in values]
+    if column.scalar is not None and not set(map(type, values)) <= {column.scalar, type(None)}:
+        values = [_plain(column.scalar, value) for value in values]
+    return pa.array(values, column.arrow)
+
+
+def _plain(scalar: type, value: Any) -> Any:
+    """Return a value that Arrow keeps as it is, such as a member of an `IntEnum`; raise if it would be changed."""
+    if value is None or type(value) is scalar:
+        return value
+    if value is UNSET:
+        return None
+    if scalar in {float, Decimal} and type(value) is int:
+        return Decimal(value) if scalar is Decimal else value  # Many a default is written so.
+    if not isinstance(value, scalar) or (isinstance(value, bool | datetime) and scalar in {int, date}):
+        raise TypeError(f"{type(value).__qualname__} is not {scalar.__qualname__}")
+    return value
+
+
+def _fits(column: Column, value: Any) -> bool:
+    try:
+        _array(column, [value])
+    except Exception:  # noqa: BLE001 - as where this is called
+        return False
+    return True

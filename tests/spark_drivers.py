@@ -1,0 +1,219 @@
+"""Spark programs that tests run in a process of their own, because a process has one Java and one session.
+
+A program is started as `python spark_drivers.py <program> <arguments as JSON>` and answers with one JSON value, the
+last line on stdout. Warnings are errors in it. `drive` is the other end, for the test that starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import pyarrow
+    from pyspark.sql import SparkSession
+
+DRIVER = {"spark.driver.memory": "1g"}
+ALL_EXECUTORS_FIRST = {
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+}
+LIMIT_SECONDS = 240
+
+
+# --- the other end ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Driven:
+    """What became of a program."""
+
+    answer: Any
+    stdout: str
+    """What was said before the answer."""
+    stderr: str
+
+
+def drive(program: str, *, environment: Mapping[str, str] | None = None, **arguments: Any) -> Driven:
+    """Run a program and return its answer; it is an error if it fails."""
+    # A session in this process has set variables of Spark's, and the program must do that for itself.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", __file__, program, json.dumps(arguments)],
+        env={**inherited, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    *before, answer = done.stdout.splitlines()
+    return Driven(json.loads(answer), "\n".join(before), done.stderr)
+
+
+# --- the programs -----------------------------------------------------------------------------
+
+
+def workers_seen(spark: SparkSession, tasks: int) -> list[dict[str, Any]]:
+    """Count rows in tasks that must all run at once, and say of each where it ran."""
+
+    def look(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow
+
+        import penstock
+
+        rows = sum(batch.num_rows for batch in batches)
+        seen = {"rows": rows, "executor": os.getppid(), "python": sys.executable, "penstock": penstock.__file__}
+        yield pyarrow.RecordBatch.from_pylist([seen])
+
+    numbers = spark.range(0, 1000, 1, tasks)
+    schema = "rows long, executor long, python string, penstock string"
+    return [row.asDict() for row in numbers.mapInArrow(look, schema, barrier=True).collect()]
+
+
+def executors(master: str | None = None) -> Any:
+    """Run a job on two executors. Each has a Python process of its own, from which those of the tasks are forked."""
+    from penstock.spark.session import session
+
+    spark = session(master, config={**DRIVER, **ALL_EXECUTORS_FIRST})
+    try:
+        total = spark.range(0, 1000, 1, 4).groupBy().sum("id").first()
+        assert total is not None
+        return {"master": spark.sparkContext.master, "sum": total[0], "tasks": workers_seen(spark, 2)}
+    finally:
+        spark.stop()
+
+
+def in_turn() -> Any:
+    """Build sessions one after the other, and use each for a batch and a stream. The second one Spark itself stops."""
+    from penstock.spark.session import session
+
+    answers = []
+    for master in ("local[1]", "local[2]", "local[1]"):
+        spark = session(master, config=DRIVER)
+        tasks = workers_seen(spark, 1)
+        query = spark.readStream.format("rate").load().writeStream.format("noop").start()
+        query.processAllAvailable()
+        query.stop()
+        answers.append([spark.sparkContext.master, spark.conf.get("spark.sql.shuffle.partitions"), tasks[0]["rows"]])
+        if master == "local[2]":
+            spark.sparkContext._jsc.stop()
+        else:
+            spark.stop()
+    return answers
+
+
+def settings(names: list[str], config: dict[str, str]) -> Any:
+    """Say what a session's settings are."""
+    from penstock.spark.session import session
+
+    spark = session("local[1]", config={**DRIVER, **config})
+    try:
+        found = {name: spark.conf.get(name, None) for name in names}
+        return {**found, "JAVA_HOME": os.environ.get("JAVA_HOME"), "tasks": workers_seen(spark, 1)}
+    finally:
+        spark.stop()
+
+
+def refused(config: dict[str, str], master: str = "local[1]") -> Any:
+    """Say with which error no session could be built."""
+    from penstock.errors import PenstockError
+    from penstock.spark.session import session
+
+    try:
+        session(master, config={**DRIVER, **config}).stop()
+    except PenstockError as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+def java_ended() -> Any:
+    """Kill Java under a running session, ask for a session, and say with which error that failed."""
+    from penstock.errors import SparkUnavailable
+    from penstock.spark.session import session
+
+    spark = session("local[1]", config=DRIVER)
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    gateway.proc.kill()
+    gateway.proc.communicate()
+    try:
+        session()
+    except SparkUnavailable as error:
+        return str(error)
+    return None
+
+
+def topics(url: str, checkpoint: str, master: str | None = None) -> Any:
+    """Copy the topic `orders` to `copies`, as a stream and then as a batch; say what was read, and where tasks ran."""
+    from penstock.spark.session import session
+
+    spark = session(master, config={**DRIVER, **ALL_EXECUTORS_FIRST})
+    try:
+        source = {"url": url, "topic": "orders", "minPartitions": "4"}
+        query = (
+            spark.readStream.format("penstock")
+            .options(**source, maxRowsPerTrigger="600")
+            .load()
+            .select("key", "data")
+            .writeStream.format("penstock")
+            .options(url=url, topic="copies", sinkName="copier", checkpointLocation=checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        frame = spark.read.format("penstock").options(**source).load()
+        frame.select("key", "data").write.format("penstock").options(url=url, topic="copies").mode("append").save()
+        places = (
+            frame.orderBy("partition", "offset").selectExpr("partition", "offset", "cast(data as string)").collect()
+        )
+        return {"rows": [list(row) for row in places], "tasks": workers_seen(spark, 2)}
+    finally:
+        spark.stop()
+
+
+def elsewhere(url: str, config: dict[str, str]) -> Any:
+    """Read a topic, and write to one, with executors that are on another machine; say with which errors."""
+    from pyspark.errors import PySparkException
+
+    from penstock.spark.session import session
+
+    spark = session("local-cluster[1,1,1024]", config={**DRIVER, **config, "spark.task.maxFailures": "1"})
+    errors = []
+    try:
+        for work in (
+            lambda: spark.read.format("penstock").options(url=url, topic="orders").load().count(),
+            lambda: (
+                spark.range(3)
+                .selectExpr("'x' data")
+                .write.format("penstock")
+                .options(url=url, topic="copies")
+                .mode("append")
+                .save()
+            ),
+        ):
+            try:
+                work()
+            except PySparkException as error:
+                errors.append(str(error))
+        return errors
+    finally:
+        spark.stop()
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    program.__name__: program for program in (executors, in_turn, settings, refused, java_ended, topics, elsewhere)
+}
+
+if __name__ == "__main__":
+    # A started program finds `tests` on no path, so that functions sent to executors must not come from there.
+    sys.path.remove(str(Path(__file__).parent))
+    answer = PROGRAMS[sys.argv[1]](**json.loads(sys.argv[2]))
+    sys.stdout.write(json.dumps(answer) + "\n")
