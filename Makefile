@@ -20,10 +20,12 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
-demo: $(STAMP) ## eight processes publish a million events, two are killed, nothing acknowledged is lost
+demo: $(STAMP) ## eight processes publish a million events, two are killed, nothing is lost; Spark counts them
+	@$(BIN)/python tools/preflight.py java
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## run the tests (PYTEST="-k name" to choose, --slow for the long ones)
+test: $(STAMP) ## run the tests (PYTEST="-k name" to choose, --slow for the long ones); those of Spark need Java 17
+	@$(BIN)/python tools/preflight.py java
 	$(BIN)/python -m pytest $(PYTEST)
 
 check: $(STAMP) ## format, lint, types, import contracts, documentation

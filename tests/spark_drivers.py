@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import SparkSession
 
-DRIVER = {"spark.driver.memory": "1g"}
+DRIVER = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # as for the shared session
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 ALL_EXECUTORS_FIRST = {
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
@@ -76,19 +80,6 @@ def workers_seen(spark: SparkSession, tasks: int) -> list[dict[str, Any]]:
     numbers = spark.range(0, 1000, 1, tasks)
     schema = "rows long, executor long, python string, penstock string"
     return [row.asDict() for row in numbers.mapInArrow(look, schema, barrier=True).collect()]
-
-
-def executors(master: str | None = None) -> Any:
-    """Run a job on two executors. Each has a Python process of its own, from which those of the tasks are forked."""
-    from penstock.spark.session import session
-
-    spark = session(master, config={**DRIVER, **ALL_EXECUTORS_FIRST})
-    try:
-        total = spark.range(0, 1000, 1, 4).groupBy().sum("id").first()
-        assert total is not None
-        return {"master": spark.sparkContext.master, "sum": total[0], "tasks": workers_seen(spark, 2)}
-    finally:
-        spark.stop()
 
 
 def in_turn() -> Any:
@@ -171,10 +162,9 @@ def topics(url: str, checkpoint: str, master: str | None = None) -> Any:
         query.awaitTermination()
         frame = spark.read.format("penstock").options(**source).load()
         frame.select("key", "data").write.format("penstock").options(url=url, topic="copies").mode("append").save()
-        places = (
-            frame.orderBy("partition", "offset").selectExpr("partition", "offset", "cast(data as string)").collect()
-        )
-        return {"rows": [list(row) for row in places], "tasks": workers_seen(spark, 2)}
+        places = frame.selectExpr("partition", "offset", "cast(data as string)").collect()
+        rows = sorted(list(row) for row in places)
+        return {"rows": rows, "tasks": workers_seen(spark, 2), "master": spark.sparkContext.master}
     finally:
         spark.stop()
 
@@ -209,7 +199,7 @@ def elsewhere(url: str, config: dict[str, str]) -> Any:
 
 
 PROGRAMS: dict[str, Callable[..., Any]] = {
-    program.__name__: program for program in (executors, in_turn, settings, refused, java_ended, topics, elsewhere)
+    program.__name__: program for program in (in_turn, settings, refused, java_ended, topics, elsewhere)
 }
 
 if __name__ == "__main__":

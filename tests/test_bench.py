@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,7 +24,13 @@ from penstock.cli.bench.log.children import Child, children
 from penstock.cli.bench.log.jobs import Move, Publish, high_water_bytes
 from penstock.cli.bench.log.sizes import Sizes
 from penstock.cli.bench.machine import Machine
+from penstock.cli.bench.spark import growth, queries
+from penstock.cli.bench.spark.sizes import Sizes as SparkSizes
+from penstock.cli.bench.spark.topics import fill
 from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 FIGURES = {
     "batch.build": "ratio >= 0.7",
@@ -47,6 +56,12 @@ LOG_FIGURES = {
     "processes.single.p99": "value <= 20 syncs",
     "memory": "value <= 250 MB",
     "growth": "ratio >= 0.8",
+}
+SPARK_FIGURES = {
+    "read.stream": "ratio >= 0.6",
+    "read.batch": "ratio >= 0.6",
+    "write.stream": "ratio >= 0.5",
+    "growth": "ratio >= 0.833",
 }
 TINY = Sizes(
     batch_events=20,
@@ -268,7 +283,7 @@ def test_the_garbage_collector_is_off_while_time_is_taken_and_on_again_afterward
 
 
 UNITS = {"ns/event", "events/s", "µs", "ms", "MB", "least/most", "syncs"}
-DIFFERENCES = {"publish.single"}
+DIFFERENCES = {("log", "publish.single"), ("spark", "growth")}
 """Figures that may come out below zero."""
 
 
@@ -288,7 +303,7 @@ def check_form(document: Any, area: str) -> None:
         assert list(figure) == ["name", "value", "unit", "ceiling", "ratio", "goal", "holds"]
         assert isinstance(figure["name"], str)
         assert isinstance(figure["value"], float)
-        assert figure["value"] > 0 or figure["name"] in DIFFERENCES
+        assert figure["value"] > 0 or (area, figure["name"]) in DIFFERENCES
         assert figure["unit"] in UNITS
         assert (figure["ceiling"] is None) == (figure["ratio"] is None)
         goal = Goal.parse(figure["goal"])
@@ -362,6 +377,107 @@ def test_a_bare_file_begins_anew_when_it_is_full(tmp_path: Path, monkeypatch: py
     file.close()
     content = (tmp_path / "bare").read_bytes()
     assert content == (b"\x05" * 30_000).ljust(64 << 10, b"\0")
+
+
+# --- Spark -----------------------------------------------------------------------------------
+
+BENCH_SPARK = """
+import sys
+from pathlib import Path
+from penstock.cli import main
+from penstock.cli.bench import spark
+from penstock.spark import java
+
+{change}
+sys.exit(main(["bench", "spark", "--json", "--rounds", "1"]))
+"""
+"""It runs in a process of its own, as a process has one Java, whose stdout is what it was when Java started."""
+
+TINY_SPARK = "spark.SIZES = spark.Sizes(warm_ups=0, partitions=1, batch_events=50, read_rows=2_000, write_rows=1_000)"
+
+
+def bench_spark(directory: Path, change: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", BENCH_SPARK.format(change=change)],
+        cwd=directory,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.spark
+def test_the_spark_area_reports_its_figures_prints_nothing_else_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = bench_spark(tmp_path, TINY_SPARK)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    check_form(document, "spark")
+    assert {figure["name"]: figure["goal"] for figure in document["figures"]} == SPARK_FIGURES
+    assert all(figure["ceiling"] is not None for figure in document["figures"])
+    assert re.fullmatch(r"Spark \d+\.\d+\.\d+, rounds: 1\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_without_java_the_spark_area_fails_at_once_and_says_what_is_missing(tmp_path: Path) -> None:
+    nowhere = {name: str(tmp_path / "nowhere") for name in ("PATH", "HOME", "JAVA_HOME", "CONDA_PREFIX", "SDKMAN_DIR")}
+    done = bench_spark(tmp_path, 'java.SYSTEM_HOMES = Path("nowhere")', **nowhere)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: Spark needs Java 17")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_pyspark_the_spark_area_fails_at_once_and_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    assert main(["bench", "spark", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "error: pyspark is not installed: pip install 'penstock[spark]'\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_the_ceiling_of_reading_yields_the_same_rows_in_as_many_tasks_as_we_do(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from penstock.cli.bench.spark import reading
+    from penstock.spark.reading import BATCH_ROWS
+
+    topic = fill(tmp_path / "store", SparkSizes(partitions=2), 30_000)
+    rows = reading.register_ceiling(spark, tmp_path, topic)
+    ours = spark.read.format("penstock").options(**topic.options).load()
+    ceiling = spark.read.format(reading.MEMORY).load()
+    assert ceiling.schema == ours.schema
+    assert ceiling.rdd.getNumPartitions() == ours.rdd.getNumPartitions() == 2
+    yielded, read = ceiling.toArrow(), ours.toArrow()
+    assert rows == len(yielded) == len(read) == 30_000
+    assert yielded[:BATCH_ROWS].equals(read[:BATCH_ROWS])
+    nulls = {name for name in read.column_names if read[name].null_count}
+    assert nulls == {"subject", "expires_at", "headers"}
+    assert set(map(len, read["data"].to_pylist())) == {100}
+
+
+@pytest.mark.spark
+def test_a_query_that_has_not_read_all_rows_is_an_error_and_not_a_fast_one(spark: SparkSession, tmp_path: Path) -> None:
+    from penstock.cli.bench.spark import reading
+
+    topic = fill(tmp_path / "store", SparkSizes(partitions=1, batch_events=10), 20)
+    reading.register_ceiling(spark, tmp_path, topic)
+    queries.read_stream(spark, tmp_path, reading.MEMORY, {}, rows=20)
+    with pytest.raises(PenstockError, match="has read 20 rows, and there are 21"):
+        queries.read_stream(spark, tmp_path, reading.MEMORY, {}, rows=21)
+
+
+@pytest.mark.parametrize(
+    ("large_seconds", "ratio", "holds"), [(11.0, 1.0, True), (13.0, 0.8333, True), (13.1, 0.8264, False)]
+)
+def test_growth_takes_off_what_a_query_costs_by_itself(large_seconds: float, ratio: float, holds: bool) -> None:
+    measured = growth.figure((1_000, 1.0), (101_000, 2.0), (1_001_000, large_seconds))
+    assert (measured.ceiling, measured.ratio, measured.holds) == (10_000.0, ratio, holds)
 
 
 # --- other processes -------------------------------------------------------------------------

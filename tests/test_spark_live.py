@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 WRITERS = 8
-LIVES = 4
-EVENTS_MAX = 20_000
+LIVES = 3
+EVENTS_MAX = 5_000
 """Of each writer, should the query be very slow."""
+PAUSE_SECONDS = 0.05
+"""Between two publishes of a writer, so that it is still at it when the query stops and starts."""
 
 
 class Writer(threading.Thread):
@@ -41,8 +43,8 @@ class Writer(threading.Thread):
     def run(self) -> None:
         chance = random.Random(self.number)
         assert self._child.hear() == "ready"
-        while not self._enough.is_set() and self.published < EVENTS_MAX:
-            count = chance.randint(1, 40)
+        while not self._enough.wait(PAUSE_SECONDS) and self.published < EVENTS_MAX:
+            count = chance.randint(1, 20)
             answer = self._child.ask("send", self.number, self.published, count)
             assert "error" not in answer, answer
             self.published += count
@@ -57,7 +59,7 @@ class Query:
 
     def __init__(self, spark: SparkSession, url: str, checkpoint: Path) -> None:
         self._spark = spark
-        self._options = {"url": url, "topic": TOPIC, "maxRowsPerTrigger": "500", "subscription": "live"}
+        self._options = {"url": url, "topic": TOPIC, "maxRowsPerTrigger": "2000", "subscription": "live"}
         self._checkpoint = str(checkpoint)
         self.batches: dict[int, list[dict[str, Any]]] = {}
         self._left = 0

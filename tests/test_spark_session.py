@@ -240,18 +240,3 @@ def test_a_spark_home_of_another_version_is_warned_of(tmp_path: Path) -> None:
     driven = drive("refused", environment={"SPARK_HOME": str(tmp_path)}, config={})
     assert driven.answer[0] == "SparkUnavailable"
     assert f"SPARK_HOME is {tmp_path}, which is Spark 3.5.1, but pyspark here is" in driven.stderr
-
-
-@own_java
-@pytest.mark.spark
-def test_local_cluster_executors_are_processes_with_this_interpreter_and_penstock() -> None:
-    import pyspark
-
-    driven = drive("executors", master="local-cluster[2,1,1024]")
-    assert driven.answer["sum"] == sum(range(1000))
-    tasks = driven.answer["tasks"]
-    assert sum(task["rows"] for task in tasks) == 1000
-    assert len({task["executor"] for task in tasks}) == 2
-    assert {task["python"] for task in tasks} == {sys.executable}
-    assert driven.stderr == ""
-    assert not (Path(pyspark.__file__).parent / "work").exists(), "executors write to a directory of their own"

@@ -87,14 +87,17 @@ def has_own_logging(environment: Mapping[str, str], home: Path) -> bool:
 
 
 def scratch_home(home: Path) -> Path:
-    """Return a directory that serves as `home` and is deleted in the end.
+    """Return a directory that serves as `home`, made of links, and is deleted in the end.
 
-    `local-cluster` has its executors write below `SPARK_HOME`, which is where pip has installed pyspark.
+    Two things are left out of what pip has installed. Below `python` pyspark has a copy of itself as an archive, which
+    Spark would put first on the path of every Python process: it is compiled anew at each start, which takes a second,
+    while the installed one is compiled already. And below `work` the executors of `local-cluster` write, which is no
+    place to write to.
     """
     scratch = Path(tempfile.mkdtemp(prefix="penstock-spark-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     for entry in home.iterdir():
-        if entry.name != "work":
+        if entry.name not in {"python", "work"}:
             (scratch / entry.name).symlink_to(entry)
     return scratch
 

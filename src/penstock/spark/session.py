@@ -166,7 +166,7 @@ def _start_java(master: str | None, config: dict[str, str]) -> Any:
         environment["LOG4J_CONFIGURATION_FILE"] = LOGGING.as_uri()
     if "SPARK_LOCAL_IP" not in os.environ and not _own_name_resolves():
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
-    if "SPARK_HOME" not in os.environ and (master or "").startswith("local-cluster"):
+    if "SPARK_HOME" not in os.environ:
         environment["SPARK_HOME"] = str(scratch_home(home))
     return start_gateway({**({"spark.master": master} if master else {}), **config}, environment)
 

@@ -10,10 +10,8 @@ Importing this package needs nothing beyond Penstock itself. pytest is needed wh
 
 from __future__ import annotations
 
-try:
-    import pytest
-except ImportError:
-    pass
-else:
+import sys
+
+if "pytest" in sys.modules:
     # pytest explains the failed asserts of test modules only, unless it is told of others before their import.
-    pytest.register_assert_rewrite("penstock.testing.conformance")
+    sys.modules["pytest"].register_assert_rewrite("penstock.testing.conformance")

@@ -23,6 +23,7 @@ from penstock.cli.version import versions
 AREAS = {
     "batch": "Building, checking and dividing batches; publishing to memory.",
     "log": "The file store against the bare disk, in one process and many.",
+    "spark": "Spark's source and sink against rows from memory and to nowhere.",
 }
 """Every area, and what it measures."""
 
