@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -655,3 +656,10 @@ def test_the_settings_of_a_topic_say_what_is_fixed() -> None:
     assert orders.settings == TopicSettings(partitions=4, content_type="application/json")
     assert raw.settings == TopicSettings()
     assert both.settings.content_type == "application/octet-stream"
+
+
+def test_a_bus_says_the_url_that_another_process_would_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Bus("file:./events").url == "file:./events"
+    assert Bus(store=MemoryStore()).url == "memory:"
+    monkeypatch.setenv("PENSTOCK_URL", f"file:{tmp_path}")
+    assert Bus().url == f"file:{tmp_path}"

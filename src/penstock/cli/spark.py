@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +60,8 @@ def sql(
 def _run(spark: SparkSession, query: str, known: list[str]) -> DataFrame:
     from pyspark.errors import AnalysisException
 
+    # PySpark also logs what it raises, with all of Java's stack.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         return spark.sql(query)
     except AnalysisException as error:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-READ_BYTES: Final = 16 << 20
+READ_BYTES: Final = 32 << 20
+READ_EVENTS: Final = 40_000
 """How much is asked of the log at a time; no batch for Spark has more."""
 
 BATCH_ROWS: Final = 10_000
@@ -53,7 +54,7 @@ class Reading(NamedTuple):
         start = span.start
         while start < span.stop:
             try:
-                found = log.read(partition, start, bytes_max=READ_BYTES, events_max=span.stop - start)
+                found = log.read(partition, start, bytes_max=READ_BYTES, events_max=min(span.stop - start, READ_EVENTS))
             except Trimmed as error:
                 first = min(error.first, span.stop)
                 self.lost(f"{span.where}: offsets {start} to {first - 1} were trimmed before they were read")

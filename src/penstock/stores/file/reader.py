@@ -335,13 +335,23 @@ def _block_damage(file: SegmentFile, header: Header, detail: str) -> Damage:
 
 
 class _Budget:
-    """How much a read may still return; the first event always fits."""
+    """How much a read may still return; the first event always fits.
+
+    What events take is counted only when it matters: their buffers take more, and are quickly asked.
+    """
 
     def __init__(self, bytes_max: int, events_max: int) -> None:
-        self.bytes_left = bytes_max
+        self._bytes_left = bytes_max
         self.events_left = events_max
+        self._uncounted: list[Batch] = []
+        self._uncounted_at_most = 0
         self._spent = False
         self._begun = False
+
+    @property
+    def bytes_left(self) -> int:
+        """At least so many bytes are left."""
+        return self._bytes_left - self._uncounted_at_most
 
     def is_spent(self) -> bool:
         """Say whether nothing more fits."""
@@ -354,15 +364,28 @@ class _Budget:
             self._begun = True
             return Gap(wanted.start, wanted.stop, item.reason)
         part = item.slice(wanted)
-        total = part.total_size
         count = len(part)
-        if total > self.bytes_left or count > self.events_left:
-            fits = int(np.searchsorted(np.cumsum(part.sizes), self.bytes_left, side="right"))
-            count = max(min(fits, self.events_left, count), least)
+        if count > self.events_left:
+            count = max(self.events_left, least)
             part = part.slice(Range(part.start, part.start + count))
-            self._spent = True
-        self.bytes_left -= total
+        at_most = part.columns.get_total_buffer_size()
+        if at_most < self.bytes_left:
+            self._uncounted.append(part)
+            self._uncounted_at_most += at_most
+        else:
+            self._count_all()
+            total = part.total_size
+            if total > self._bytes_left:
+                fits = int(np.searchsorted(np.cumsum(part.sizes), self._bytes_left, side="right"))
+                count = max(min(fits, count), least)
+                part = part.slice(Range(part.start, part.start + count))
+                self._spent = True
+            self._bytes_left -= total
         self.events_left -= count
         self._spent = self._spent or self.bytes_left <= 0 or self.events_left <= 0
         self._begun = True
         return part if count else None
+
+    def _count_all(self) -> None:
+        self._bytes_left -= sum(part.total_size for part in self._uncounted)
+        self._uncounted, self._uncounted_at_most = [], 0

@@ -31,11 +31,12 @@ MODULES = {
     "c5": "virtual.faults",
     "c6": "damage",
     "c7": "processes",
+    "c8": "spark",
     "c11": "exhaustion",
     "c12": "clocks",
     "c14": "mutations",
 }
-"""Where each campaign is. The missing numbers are for what is not there yet: networks, servers, clusters."""
+"""Where each campaign is. The missing numbers are for what is not there yet: networks and servers."""
 
 BAR = 30
 SHOW_SECONDS = 0.2
