@@ -66,7 +66,7 @@ def _run(spark: SparkSession, query: str, known: list[str]) -> DataFrame:
         return spark.sql(query)
     except AnalysisException as error:
         if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
-            name = error.getMessageParameters().get("relationName", "").strip("`")
+            name = (error.getMessageParameters() or {}).get("relationName", "").strip("`")
             shown = [topic for topic in known if not topic.startswith("_")]
             raise UsageError(f"there is no topic {name!r}{did_you_mean(name, shown)}") from None
         # What follows the first lines is Spark's own plan.
