@@ -523,6 +523,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
                 "read",
                 "repair",
                 "schedule",
+                "spark",
                 "topics",
                 "trim",
                 "verify",

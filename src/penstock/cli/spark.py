@@ -28,9 +28,9 @@ Master = Annotated[str | None, typer.Option(metavar="URL", help="Where Spark run
 def sql(
     context: typer.Context, query: Query, limit: Limit = ROWS_SHOWN, master: Master = None, as_json: JsonLines = False
 ) -> None:
-    """Run one query over topics as tables: select type, count(*) from orders group by type.
+    """Run one query over topics as tables.
 
-    A table has the columns of an event: topic, partition, offset, id, source, type, subject, time, appended_at,
+    For example: select type, count(*) from orders group by type. A table has the columns of an event: topic, partition, offset, id, source, type, subject, time, appended_at,
     expires_at, key, content_type, headers, data. A payload is read with cast(data as string), or
     from_json(cast(data as string), 'total double'). A topic whose name is no plain word is quoted: `order-lines`.
     """

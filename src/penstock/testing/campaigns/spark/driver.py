@@ -44,6 +44,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     plant: str = ""
 
 
+_decode = msgspec.json.Decoder(Query).decode
+
+
 def main(query: Query) -> None:
     """Run the query, and say how it goes."""
     post = Post(query.post)
@@ -102,4 +105,4 @@ def start(spark: SparkSession, query: Query) -> StreamingQuery:
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Query))
+    main(_decode(sys.argv[1]))
