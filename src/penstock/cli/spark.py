@@ -30,9 +30,10 @@ def sql(
 ) -> None:
     """Run one query over topics as tables.
 
-    For example: select type, count(*) from orders group by type. A table has the columns of an event: topic, partition, offset, id, source, type, subject, time, appended_at,
-    expires_at, key, content_type, headers, data. A payload is read with cast(data as string), or
-    from_json(cast(data as string), 'total double'). A topic whose name is no plain word is quoted: `order-lines`.
+    For example: select type, count(*) from orders group by type. A table has the columns of an event: topic, partition,
+    offset, id, source, type, subject, time, appended_at, expires_at, key, content_type, headers, data. A payload is
+    read with cast(data as string), or from_json(cast(data as string), 'total double'). A topic whose name is no plain
+    word is quoted: `order-lines`.
     """
     from penstock.spark import register_views, session
 
