@@ -24,7 +24,6 @@ from penstock.errors import CodecError, InvalidEvent, UsageError
 
 pytest.importorskip("pyspark")
 
-from penstock.spark import decoding
 from penstock.spark.decoding import decode
 
 if TYPE_CHECKING:
@@ -178,11 +177,6 @@ def in_order(df: DataFrame) -> list[Row]:
     return sorted(df.collect(), key=lambda row: row["_event"]["offset"])
 
 
-def is_native(df: DataFrame) -> bool:
-    plan = df._jdf.queryExecution().analyzed().toString()
-    return "from_json" in plan
-
-
 def refused(topic: Topic[Any], event: Event) -> Any:
     """Return the value of an event, or None if the topic refuses it."""
     try:
@@ -191,7 +185,7 @@ def refused(topic: Topic[Any], event: Event) -> Any:
         return None
 
 
-# --- payloads that Spark and the codec may see differently -----------------------------------
+# --- payloads that are refused, and those that only look like it -----------------------------------
 
 GOOD = {
     Flat: b'{"orderId":"o-1","n":7,"price":9.5,"ok":true,"note":"caf\xc3\xa9","size":3}',
@@ -251,17 +245,15 @@ def fits(value: Any) -> bool:
     return all(not isinstance(number, int) or -(2**63) <= number < 2**63 for number in numbers)
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("cls", GOOD)
-def test_exactly_the_rows_that_the_codec_refuses_are_corrupt(cls: type, native: bool, spark: SparkSession) -> None:
+def test_exactly_the_rows_that_the_codec_refuses_are_corrupt(cls: type, spark: SparkSession) -> None:
     rows = list(dict.fromkeys(hostile(GOOD[cls])))
     topic: Topic[Any] = Topic("t", cls)
     name = next(iter(topic.types.values())).name
     expected = [refused(topic, Event(type=name, data=row)) for row in rows]
     accepted = sum(value is not None for value in expected)
     assert 2 < accepted < len(rows) - 2, "both kinds must be there"
-    decoded = decoding._decode(payloads(spark, rows), cls, None, native=native)
-    assert is_native(decoded) == (native and cls not in {Checked, Limited})
+    decoded = decode(payloads(spark, rows), cls)
     fields = list(cls.__annotations__)
     for payload, value, row in zip(rows, expected, in_order(decoded), strict=True):
         is_good = value is not None and fits(value)
@@ -269,17 +261,6 @@ def test_exactly_the_rows_that_the_codec_refuses_are_corrupt(cls: type, native: 
         assert row["_corrupt"] == (None if is_good else payload), payload[:100]
         # As text, because -0.0 equals 0.0 and True equals 1.
         assert repr([row[name] for name in fields]) == repr(values), payload[:100]
-
-
-def test_what_the_codec_writes_spark_reads_by_itself(spark: SparkSession) -> None:
-    values = [Flat(f"ö-{at}\n", at - 5, at + 0.5, at % 2 == 0, None if at % 3 else "x", at) for at in range(10)]
-    df = payloads(spark, [msgspec.json.encode(value) for value in values])
-    plan = decoding._native_plan(Flat)
-    assert plan is not None
-    from pyspark.sql import functions as f
-
-    found = df.select("data", f.from_json(f.col("data").cast("string"), plan.schema, decoding._STRICTLY).alias("p"))
-    assert [row[0] for row in found.select(plan.is_sure("p")).collect()] == [True] * 10
 
 
 # --- columns ---------------------------------------------------------------------------------
@@ -382,7 +363,7 @@ def test_type_content_type_and_version_decide_as_on_a_bus(spark: SparkSession) -
     assert [row["_corrupt"] is None for row in found] == [True] * 6 + [False] * 9
 
 
-def test_the_native_way_heeds_the_envelope_too(spark: SparkSession) -> None:
+def test_a_row_is_read_by_what_its_envelope_says(spark: SparkSession) -> None:
     data = GOOD[Strict]
     packed = msgspec.msgpack.encode({"a": 1})
     rows = [
@@ -396,7 +377,6 @@ def test_the_native_way_heeds_the_envelope_too(spark: SparkSession) -> None:
         Event(data=data),
     ]
     df = decode(events(spark, rows), Strict)
-    assert is_native(df)
     expected = [refused(Topic("t", Strict), row) is not None for row in rows]
     assert [row["_corrupt"] is None for row in in_order(df)] == expected
     assert expected == [True, True, False, True, True, False, False, False]

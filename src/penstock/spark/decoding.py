@@ -8,11 +8,8 @@ What this promises:
 * There are only expressions and no actions: it serves batches and streams, and each row is decoded once.
 * The class reaches Spark's workers also from where they cannot import it: a notebook, a script, a test.
 
-There are two ways to the same result. *By the codec*: an Arrow UDF calls `EventType.decode` for each row. *Natively*:
-Spark's own JSON parser reads the row. It is more lenient than the codec in some places and stricter in others, so that
-alone it would be subtly wrong. Hence it is believed only when writing what it has read gives the very bytes of the
-payload, which then mean these values to any reader of JSON. All other rows, those that another program has
-written with spaces and those that are corrupt, go to the codec.
+An Arrow UDF calls `EventType.decode` for each row, for JSON as for all else. Spark's own JSON parser is more lenient
+than ours in some places and stricter in others; page 19 of the decisions says what making it exact would cost.
 """
 
 from __future__ import annotations
@@ -21,14 +18,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from functools import partial, reduce
+from functools import partial
 from itertools import repeat
-from operator import and_, attrgetter
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any
 
 import pyarrow as pa
 from msgspec import UNSET
-from msgspec import inspect as shapes
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -44,12 +40,6 @@ from penstock.spark.types import Column, Layout, layout_of
 CORRUPT = "_corrupt"
 EVENT = "_event"
 
-# What is read and what is written must be JSON as the standard has it, with every field in its place. Spark would
-# otherwise take the text "NaN" for a number, and write it so again.
-_STRICTLY: Final = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
-_COMPLETELY: Final = {"ignoreNullFields": "false"}
-_NATIVE: Final = (shapes.StrType, shapes.IntType, shapes.FloatType, shapes.BoolType)
-
 
 def decode(df: DataFrame, cls: type, codec: str | None = None) -> DataFrame:
     """Return `df` with a column for each field of `cls`, and beside them `_corrupt` and `_event`.
@@ -58,25 +48,13 @@ def decode(df: DataFrame, cls: type, codec: str | None = None) -> DataFrame:
     payload of a row that `cls` cannot be made of, whose fields are all null. `_event` has the other columns of `df`.
     `codec` names the one to read every row by, whatever its content type is said to be.
     """
-    return _decode(df, cls, codec, native=True)
-
-
-def _decode(df: DataFrame, cls: type, codec: str | None, *, native: bool) -> DataFrame:
     event_type = _event_type(cls, codec)
     layout = PerClass(layout_of)[cls]
     _check_names(df, cls, layout)
-    envelope = _Envelope(df, event_type, by_content_type=codec is None)
-    read = _reader(event_type, layout)
-    found, asked = "__penstock_found", "__penstock_asked"
-    if native and (plan := PerClass(_native_plan)[cls]) and event_type.codec is codec_named("json"):
-        df = df.select("*", f.from_json(f.col("data").cast("string"), plan.schema, _STRICTLY).alias(found))
-        sure = f.coalesce(plan.is_sure(found) & envelope.is_present, f.lit(False))  # noqa: FBT003 - a literal
-        df = df.select("*", f.when(sure, plan.values(found)).alias(asked)).drop(found)
-        df = df.select("*", read(f.when(f.col(asked).isNull(), envelope.asked)).alias(found))
-        value = f.coalesce(f.col(asked), f.col(found))
-    else:
-        df = df.select("*", read(envelope.asked).alias(found))
-        value = f.col(found)
+    envelope = _Envelope(df, by_content_type=codec is None)
+    found = "__penstock_found"
+    df = df.select("*", _reader(event_type, layout)(envelope.asked).alias(found))
+    value = f.col(found)
     corrupt = f.when(value.isNull(), f.coalesce(f.col("data"), f.lit(b"")))
     columns = [value.getField(name).alias(name) for name in layout.columns]
     return df.select(*columns, corrupt.alias(CORRUPT), *envelope.shown)
@@ -118,8 +96,7 @@ def _check_names(df: DataFrame, cls: type, layout: Layout) -> None:
 class _Envelope:
     """What the columns of a DataFrame say of its events besides their payload."""
 
-    def __init__(self, df: DataFrame, event_type: EventType[Any], *, by_content_type: bool) -> None:
-        self._event_type = event_type
+    def __init__(self, df: DataFrame, *, by_content_type: bool) -> None:
         self._stated = {"data": f.coalesce(f.col("data"), f.lit(b""))}
         if "type" in df.columns:
             self._stated["type"] = f.coalesce(f.col("type"), f.lit(""))
@@ -135,85 +112,9 @@ class _Envelope:
         """What the codec must be told to read a row."""
         return f.struct(*(stated.alias(name) for name, stated in self._stated.items()))
 
-    @property
-    def is_present(self) -> Expression:
-        """Whether a row is of the class's own type, content type and version."""
-        stated = self._stated
-        sure = f.lit(True)  # noqa: FBT003 - a literal
-        if "type" in stated:
-            sure &= stated["type"] == self._event_type.name
-        if "content_type" in stated:
-            own = f.lit(self._event_type.content_type)
-            sure &= f.coalesce(stated["content_type"], own) == own
-        version = f.lit(b"%d" % self._event_type.version)
-        return sure & (f.coalesce(stated.get("version", f.lit(None)), f.lit(b"1")) == version)
-
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
-
-
-# --- natively --------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _NativePlan:
-    """How Spark reads a flat class: the names on the wire with their types, and which of them may be null."""
-
-    schema: spark.StructType
-    names: tuple[str, ...]
-    required: frozenset[str]
-
-    def is_sure(self, found: str) -> Expression:
-        """Whether what Spark has found in a payload is surely what the codec would find."""
-        written = f.to_json(f.col(found), _COMPLETELY).cast("binary")
-        values = (f.col(found).getField(name).isNotNull() for name in sorted(self.required))
-        return reduce(and_, values, written == f.col("data"))
-
-    def values(self, found: str) -> Expression:
-        """Return what was found under the names of the class's fields."""
-        wire = (f.col(found).getField(field.name) for field in self.schema.fields)
-        return f.struct(*(value.alias(name) for name, value in zip(self.names, wire, strict=True)))
-
-
-def _native_plan(cls: type) -> _NativePlan | None:
-    """Return how Spark can read a class by itself; None if it has code of its own or fields that need the codec."""
-    known_as = shapes.type_info(cls)
-    if not isinstance(known_as, shapes.StructType | shapes.DataclassType) or _has_code(cls):
-        return None
-    if isinstance(known_as, shapes.StructType) and (known_as.tag is not None or known_as.array_like):
-        return None
-    layout = layout_of(cls)
-    wire, required = [], set()
-    for field in known_as.fields:
-        one, optional = _one_type(field.type)
-        # Spark would fill a column of this name by itself; and a constraint is the codec's to check.
-        if field.encode_name == "_corrupt_record" or one not in [kind() for kind in _NATIVE]:
-            return None
-        wire.append(spark.StructField(field.encode_name, layout.columns[field.name].spark))
-        if not optional:
-            required.add(field.encode_name)
-    names = [field.name.lower() for field in wire]
-    if len(set(names)) != len(names):
-        return None
-    return _NativePlan(spark.StructType(wire), tuple(layout.columns), frozenset(required))
-
-
-def _one_type(kind: shapes.Type) -> tuple[shapes.Type | None, bool]:
-    if not isinstance(kind, shapes.UnionType):
-        return kind, False
-    stated = [one for one in kind.types if not isinstance(one, shapes.NoneType)]
-    return (stated[0] if len(stated) == 1 else None), len(stated) < len(kind.types)
-
-
-def _has_code(cls: type) -> bool:
-    """Say whether a class may refuse or change what it is made of; attrs classes are not looked into."""
-    if hasattr(cls, "__attrs_attrs__") or hasattr(cls, "__pydantic_validator__") or hasattr(cls, "__post_init__"):
-        return True
-    if any(not one.init for one in getattr(cls, "__dataclass_fields__", {}).values()):
-        return True
-    ours = [base for base in cls.__mro__ if base is not object and base.__module__.partition(".")[0] != "msgspec"]
-    return any(name in vars(base) for base in ours for name in ("__new__", "__getattribute__"))
 
 
 # --- by the codec ----------------------------------------------------------------------------
