@@ -122,8 +122,9 @@ def finish_before_the_append() -> None:
     def complete(store: Store, manifest: Any) -> None:
         store.manifests.finish(manifest.sink, manifest.query, manifest.batch)
         plan = sinks._plan_of(manifest)
-        for part in plan.parts:
-            sinks._append_parts(store, plan, [part])
+        for partition in plan.lines:
+            if parts := [part for part in plan.parts if part.partition == partition]:
+                sinks._append_parts(store, plan, parts)
 
     PLANT(sinks, "complete", complete)
 

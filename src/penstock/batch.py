@@ -260,7 +260,7 @@ class Batch:
         default = self._default(name)
         if stored is not None:
             return stored if default is None else stored.fill_null(pa.scalar(default, wanted))
-        return _repeated(wanted, default, len(self))
+        return cols.repeated(wanted, default, len(self))
 
     def _default(self, name: str) -> Any:
         """Return what a missing value of this column means."""
@@ -473,23 +473,6 @@ class StoredEvent:
 
 def _datetime(microseconds: int | None) -> datetime | None:
     return None if microseconds is None else us_to_datetime(microseconds)
-
-
-_REPEATED_ROWS: Final = 16_384
-_REPEATED_KEPT: Final = 64
-_repetitions: dict[tuple[pa.DataType, str | None], pa.Array] = {}
-
-
-def _repeated(kind: pa.DataType, value: Any, count: int) -> pa.Array:
-    """Return a column of one value; the usual ones are made once, and sliced."""
-    if count > _REPEATED_ROWS or not (value is None or isinstance(value, str)):
-        return pa.repeat(pa.scalar(value, kind), count)
-    found = _repetitions.get((kind, value))
-    if found is None:
-        if len(_repetitions) >= _REPEATED_KEPT:
-            _repetitions.clear()
-        found = _repetitions[kind, value] = pa.repeat(pa.scalar(value, kind), _REPEATED_ROWS)
-    return found.slice(0, count)
 
 
 def _slice_runs(runs: tuple[Run, ...], skip: int, count: int) -> tuple[Run, ...]:

@@ -57,6 +57,9 @@ _NO_TIME: Final = np.iinfo(np.int64).min
 _TIME_MIN: Final = -62_135_596_800_000_000  # what `datetime` can say: 0001-01-01 …
 _TIME_MAX: Final = 253_402_300_799_999_999  # … to the last microsecond of 9999
 _schemas: dict[int, pa.Schema] = {}
+_REPEATED_ROWS: Final = 16_384
+_REPEATED_KEPT: Final = 64
+_repetitions: dict[tuple[pa.DataType, str | None], pa.Array] = {}
 
 
 # --- building --------------------------------------------------------------------------------
@@ -101,6 +104,18 @@ def _kind(arrow_type: pa.DataType) -> str:
     if pa.types.is_map(arrow_type):
         return "map"
     return "text" if "binary" in name or "string" in name else name
+
+
+def repeated(kind: pa.DataType, value: Any, count: int) -> pa.Array:
+    """Return a column of one value; the usual ones are made once, and sliced."""
+    if count > _REPEATED_ROWS or not (value is None or isinstance(value, str)):
+        return pa.repeat(pa.scalar(value, kind), count)
+    found = _repetitions.get((kind, value))
+    if found is None:
+        if len(_repetitions) >= _REPEATED_KEPT:
+            _repetitions.clear()
+        found = _repetitions[kind, value] = pa.repeat(pa.scalar(value, kind), _REPEATED_ROWS)
+    return found.slice(0, count)
 
 
 def assemble(columns: dict[str, pa.Array]) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ sequences of a batch begin where those of the batch before it end; producers are
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
@@ -64,20 +64,8 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     """The events of a sink in one partition, one batch after the other."""
 
     producer: bytes
-    end_sequence: int
-    """After the last event of this batch."""
-
-
-class Part(msgspec.Struct, frozen=True, array_like=True):
-    """One staged part, and where it goes."""
-
-    lane: int
-    start: int
-    stop: int
-    partition: int
-    size: int
-    digest: int
     first_sequence: int
+    """Of this batch's first event; the parts give the others, in their order."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,13 +73,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     topic: str
     log_id: str
-    staging: str
-    """The id of the staging log."""
-    parts: list[Part]
+    parts: list[StagedPart]
     """Those of one partition are in the order in which they are appended."""
     lines: dict[int, Line]
     """By partition; also of those that this batch has nothing for."""
     once: bool = False
+
+    @property
+    def staging(self) -> str | None:
+        """The id of the staging log; a batch without events needs none."""
+        return self.parts[0].log_id if self.parts else None
+
+    def next_lines(self) -> dict[int, Line]:
+        """Return where the batch after this one begins."""
+        counts = Counter[int]()
+        for part in self.parts:
+            counts[part.partition] += part.stop - part.start
+        return {
+            number: Line(line.producer, line.first_sequence + counts[number]) for number, line in self.lines.items()
+        }
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -140,23 +140,10 @@ def _plan(store: Store, sink: Sink, topic: TopicInfo, staged: Sequence[StagedPar
     lines: dict[int, Line] = {}
     if before is not None and before.query == sink.query:
         earlier = _plan_of(before)
-        lines = dict(earlier.lines) if earlier.log_id == topic.log_id else {}
-    parts: list[Part] = []
-    for part in staged:
-        line = lines.get(part.partition)
-        if line is None:
-            line = Line(process_producer(clock.time_us()) if sink.once else lasting_producer(), 0)
-        first = line.end_sequence
-        parts.append(Part(part.lane, part.start, part.stop, part.partition, part.size, part.digest, first))
-        lines[part.partition] = Line(line.producer, first + part.stop - part.start)
-    return Plan(
-        topic=topic.name,
-        log_id=topic.log_id,
-        staging=staged[0].log_id if staged else "",
-        parts=parts,
-        lines=lines,
-        once=sink.once,
-    )
+        lines = earlier.next_lines() if earlier.log_id == topic.log_id else {}
+    for partition in {part.partition for part in staged} - lines.keys():
+        lines[partition] = Line(process_producer(clock.time_us()) if sink.once else lasting_producer(), 0)
+    return Plan(topic=topic.name, log_id=topic.log_id, parts=list(staged), lines=lines, once=sink.once)
 
 
 def _check_staged(store: Store, sink: Sink, staged: Sequence[StagedPart]) -> None:
@@ -209,7 +196,7 @@ def complete_all(store: Store, sink: str | None = None) -> int:
 def complete(store: Store, manifest: Manifest) -> None:
     """Append what a prepared manifest says, and finish it; may be repeated, and run in several processes at once."""
     plan = _plan_of(manifest)
-    by_partition: defaultdict[int, list[Part]] = defaultdict(list)
+    by_partition: defaultdict[int, list[StagedPart]] = defaultdict(list)
     for part in plan.parts:
         by_partition[part.partition].append(part)
     try:
@@ -235,21 +222,25 @@ def _is_open(store: Store, manifest: Manifest) -> bool:
     return any(identity(other) == identity(manifest) for other in store.manifests.unfinished())
 
 
-def _append_parts(store: Store, plan: Plan, parts: Sequence[Part]) -> None:
+def _append_parts(store: Store, plan: Plan, parts: Sequence[StagedPart]) -> None:
+    """Append all parts of one partition."""
     target = Partition(plan.log_id, parts[0].partition)
-    producer = plan.lines[target.number].producer
+    producer, sequence = plan.lines[target.number].producer, plan.lines[target.number].first_sequence
     for group in _groups(parts):
-        batches = [_read(store, plan, part) for part in group]
-        runs = [Run(producer, 0, part.first_sequence, part.stop - part.start, part.digest) for part in group]
+        batches = [_read(store, part) for part in group]
+        runs = []
+        for part in group:
+            runs.append(Run(producer, 0, sequence, part.stop - part.start, part.digest))
+            sequence = runs[-1].end_sequence
         answers = store.log.append(target, Batch(cols.concatenate(batches)), runs)
         for answer in answers:
             if answer.refused is not None:
                 raise answer.refused
 
 
-def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:
+def _groups(parts: Sequence[StagedPart]) -> Iterator[list[StagedPart]]:
     """Yield parts that are read and appended together, so that many small ones cost few appends."""
-    group: list[Part] = []
+    group: list[StagedPart] = []
     size = 0
     for part in parts:
         if group and size + part.size > PART_BYTES:
@@ -261,9 +252,9 @@ def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:
         yield group
 
 
-def _read(store: Store, plan: Plan, part: Part) -> pa.RecordBatch:
+def _read(store: Store, part: StagedPart) -> pa.RecordBatch:
     """Return the columns of a staged part."""
-    lane = Partition(plan.staging, part.lane)
+    lane = Partition(part.log_id, part.lane)
     found: list[pa.RecordBatch] = []
     start = part.start
     while start < part.stop:
@@ -283,15 +274,16 @@ def _finish(store: Store, manifest: Manifest, plan: Plan) -> None:
     try:
         if plan.once:
             store.manifests.forget(manifest.sink)
-            if plan.staging:
+            if plan.staging is not None:
                 store.log.delete_topic(plan.staging)
             return
         # All parts of later batches were staged after this one was prepared, so they are behind its parts.
-        passed: defaultdict[int, int] = defaultdict(int)
+        passed: defaultdict[Partition, int] = defaultdict(int)
         for part in plan.parts:
-            passed[part.lane] = max(passed[part.lane], part.stop)
+            lane = Partition(part.log_id, part.lane)
+            passed[lane] = max(passed[lane], part.stop)
         for lane, before in passed.items():
-            store.log.trim(Partition(plan.staging, lane), before)
+            store.log.trim(lane, before)
     except (StoreError, UsageError) as error:
         logger.info("sink %r: what was staged for batch %d stays for now: %s", manifest.sink, manifest.batch, error)
 
