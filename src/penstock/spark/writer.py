@@ -21,16 +21,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from penstock.clock import SystemClock
-from penstock.errors import InvalidEvent, UnknownTopic, UsageError
+from penstock.errors import InvalidEvent, UsageError
 from penstock.runtime import sinks
 from penstock.runtime.staging import Sink, StagedPart, Stager, open_staging
 from penstock.spark.connection import Connection, connect, patiently
+from penstock.spark.topics import Topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.ports import Store
-    from penstock.rows import TopicInfo
     from penstock.settings import Settings
     from penstock.spark.options import WriteOptions
 
@@ -52,7 +51,7 @@ class _Writing:
         self._options = options
         self._settings = settings
         with connect(options.url, settings) as (store, connection):
-            patiently(lambda: _topic(store, options.topic))  # so that a wrong name is told before anything runs
+            patiently(Topics(store, [options.topic]).found)  # so that a wrong name is told before anything runs
             self._connection: Connection = connection
 
     def stage(self, sink: Sink, batches: Iterator[pa.RecordBatch]) -> TaskReport:
@@ -60,7 +59,7 @@ class _Writing:
         context = TaskContext.get()
         assert context is not None
         with self._connection.open() as store:
-            topic = _topic(store, self._options.topic)
+            (topic,) = Topics(store, [self._options.topic]).found()
             stager = Stager(
                 store.log,
                 open_staging(store.log, sink, topic),
@@ -84,7 +83,7 @@ class _Writing:
         with connect(self._options.url, self._settings) as (store, _):
 
             def attempt() -> None:
-                topic = _topic(store, self._options.topic)
+                (topic,) = Topics(store, [self._options.topic]).found()
                 sinks.commit(store, sink, batch, topic, parts, clock=SystemClock(), adopt=adopt)
 
             patiently(attempt)
@@ -93,13 +92,6 @@ class _Writing:
         """Remove what a job has staged."""
         with connect(self._options.url, self._settings) as (store, _):
             sinks.discard(store, sink)
-
-
-def _topic(store: Store, name: str) -> TopicInfo:
-    topics = {topic.name: topic for topic in store.log.topics()}
-    if name not in topics:
-        raise UnknownTopic(name, [known for known in topics if not known.startswith("_")])
-    return topics[name]
 
 
 def _events(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int32]] | None]:
