@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from penstock.stores.file.state.manifests import FileManifests
 from penstock.stores.file.state.parked import FileParkedRows
 from penstock.stores.file.state.payloads import Payloads
 from penstock.stores.file.state.schedule import FileSchedule
+from penstock.stores.file.state.schema import create_databases
 from penstock.stores.file.state.witnesses import Witnesses
 from penstock.stores.memory import MemoryStore
 from penstock.testing.conformance.builders import (
@@ -38,12 +39,29 @@ from penstock.testing.conformance.builders import (
 from penstock.testing.conformance.opening import a_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from penstock.clock import VirtualClock
     from penstock.offsets import Range
 
 STORE_ID = "5e" * 16
 LIMITS = FileSettings()
+
+
+@contextmanager
+def state_stores(directory: Path, clock: VirtualClock) -> Iterator[Callable[..., StateStore]]:
+    """Open stores over one directory and one log, as several processes would, and close them at the end."""
+    create_databases(directory, STORE_ID, Platform(clock=clock))
+    memory = MemoryStore(clock=clock)
+    opened: list[StateStore] = []
+
+    def open_store(platform: Platform | None = None, **stated: Any) -> StateStore:
+        opened.append(StateStore(directory, memory, platform or Platform(clock=clock), **stated))
+        return opened[-1]
+
+    yield open_store
+    for store in opened:
+        store.close()
 
 
 class LogOfMemory:

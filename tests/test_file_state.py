@@ -21,6 +21,7 @@ from tests.file_state import (
     StateStore,
     billing,
     populated,
+    state_stores,
 )
 
 from penstock.clock import SystemClock, VirtualClock
@@ -75,18 +76,8 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def opening(directory: Path, clock: VirtualClock) -> Iterator[Callable[..., StateStore]]:
-    """Opens stores over one directory and one log, as several processes would, and closes them at the end."""
-    create_databases(directory, STORE_ID, Platform(clock=clock))
-    memory = MemoryStore(clock=clock)
-    opened: list[StateStore] = []
-
-    def open_store(platform: Platform | None = None, **stated: Any) -> StateStore:
-        opened.append(StateStore(directory, memory, platform or Platform(clock=clock), **stated))
-        return opened[-1]
-
-    yield open_store
-    for store in opened:
-        store.close()
+    with state_stores(directory, clock) as open_store:
+        yield open_store
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from tests.file_state import (
     billing,
     damage,
     populated,
+    state_stores,
     use_everything,
 )
 
@@ -31,7 +32,6 @@ from penstock.rows import TopicInfo
 from penstock.stores.file.platform import Platform, connect_sqlite
 from penstock.stores.file.state.rebuild import Salvage, examine, rebuild
 from penstock.stores.file.state.schema import BULK, CONTROL, SEALED_TABLES, STATEMENTS, create_databases
-from penstock.stores.memory import MemoryStore
 from penstock.testing.conformance.builders import (
     a_cursor,
     a_parked,
@@ -60,18 +60,8 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def opening(directory: Path, clock: VirtualClock) -> Iterator[Callable[..., StateStore]]:
-    """Opens stores over one directory and one log, as several processes would, and closes them at the end."""
-    create_databases(directory, STORE_ID, Platform(clock=clock))
-    memory = MemoryStore(clock=clock)
-    opened: list[StateStore] = []
-
-    def open_store(platform: Platform | None = None, **stated: Any) -> StateStore:
-        opened.append(StateStore(directory, memory, platform or Platform(clock=clock), **stated))
-        return opened[-1]
-
-    yield open_store
-    for store in opened:
-        store.close()
+    with state_stores(directory, clock) as open_store:
+        yield open_store
 
 
 @pytest.fixture

@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from tests.file_state import STORE_ID, StateStore, damage
+from tests.file_state import STORE_ID, StateStore, damage, state_stores
 
 from penstock.clock import VirtualClock
 from penstock.errors import PenstockError, SinkConflict, StateMissing, StoreFull
 from penstock.stores.file.platform import Platform, connect_sqlite
 from penstock.stores.file.state.rebuild import examine, rebuild
-from penstock.stores.file.state.schema import CONTROL, MANIFESTS, SINKS, create_databases
+from penstock.stores.file.state.schema import CONTROL, MANIFESTS, SINKS
 from penstock.stores.file.state.tallies import read_tally
 from penstock.stores.memory import MemoryStore
 from penstock.testing.conformance.manifests import a_manifest, done, run
@@ -34,18 +34,8 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opening(directory: Path) -> Iterator[Callable[..., StateStore]]:
-    """Opens stores over one directory, and closes them at the end."""
-    clock = VirtualClock()
-    create_databases(directory, STORE_ID, Platform(clock=clock))
-    opened: list[StateStore] = []
-
-    def open_store(**stated: Any) -> StateStore:
-        opened.append(StateStore(directory, MemoryStore(clock=clock), Platform(clock=clock, **stated)))
-        return opened[-1]
-
-    yield open_store
-    for store in opened:
-        store.close()
+    with state_stores(directory, VirtualClock()) as open_store:
+        yield open_store
 
 
 @pytest.fixture
@@ -167,7 +157,7 @@ def test_what_a_prepare_does_depends_neither_on_other_sinks_nor_on_what_was_forg
 ) -> None:
     keep(5, monkeypatch)
     counter = StepCounter()
-    store = opening(connect=counter.connect)
+    store = opening(Platform(connect=counter.connect))
 
     def cost(first: int) -> int:
         """Fill other sinks, half of it with what is not done, and return the steps of one prepare."""

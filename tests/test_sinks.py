@@ -526,3 +526,23 @@ async def test_an_open_bus_delivers_what_a_dead_process_has_prepared() -> None:
         await clock.advance_async(30)
         assert stored(store) == expected([0])
     assert store.manifests.unfinished() == []
+
+
+async def test_a_manifest_that_cannot_be_delivered_holds_up_no_other_sink(caplog: pytest.LogCaptureFixture) -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock=clock)
+    topic = a_topic(store)
+    stuck, fine = Sink("stuck", "query"), Sink("fine", "query")
+    for sink in (stuck, fine):
+        dead = Dying(store, 0)
+        dead.stop_after("manifests.prepare")
+        with pytest.raises(Killed):
+            deliver(dead.store, sink, 0, clock=clock)
+    staged = next(known for known in store.log.topics() if known.name == stuck.staging_name)
+    store.log.delete_topic(staged.log_id)
+    async with Bus(store=store, clock=clock):
+        await clock.advance_async(60)
+    assert stored(store, topic.name) == expected([0])
+    assert [manifest.sink for manifest in store.manifests.unfinished()] == ["stuck"]
+    told = [record.message for record in caplog.records if "stays so" in record.message]
+    assert len(told) == 1, "it is told once, not at every look"

@@ -84,7 +84,7 @@ def open_staging(log: Log, sink: Sink, topic: TopicInfo) -> TopicInfo:
     return log.create_topic(sink.staging_name, TopicSettings(partitions=min(topic.settings.partitions, LANES_MAX)))
 
 
-class _Self:
+class _ThisProcess:
     """This process as a producer. Each one costs a log a little for a week, so tasks of one process share it."""
 
     RENEW_US: Final = 24 * 3600 * 1_000_000
@@ -107,7 +107,7 @@ class _Self:
             return Run(self._producer, 0, first, len(batch), cols.digest(batch.columns))
 
 
-_self = _Self()
+_this_process = _ThisProcess()
 
 
 class Stager:
@@ -162,7 +162,7 @@ class Stager:
         held, size = self._held.pop(partition), self._held_bytes.pop(partition)
         batch = Batch(cols.concatenate([part.columns for part in held]))
         lane = self._staging.partitions[partition % self._staging.settings.partitions]
-        run = _self.run(lane, batch, self._clock.time_us())
+        run = _this_process.run(lane, batch, self._clock.time_us())
         (answer,) = self._log.append(lane, batch, [run])
         if answer.refused is not None:
             raise answer.refused

@@ -67,7 +67,7 @@ class Connection(NamedTuple):
                 f"{self._shown} is a directory on {self.host}, where the driver runs, and this task runs on another "
                 f"machine, {socket.gethostname()}. {_INSTEAD}"
             )
-        if not (path_of(self.url) / "penstock.json").exists():
+        if not _is_store(self.url):
             raise StoreUnavailable(
                 f"{self._shown} is not there for this task, on {socket.gethostname()}, although the driver has found "
                 f"it on {self.host}: mount the same directory in both places. {_INSTEAD}"
@@ -95,7 +95,7 @@ def absolute(url: str) -> str:
 @contextmanager
 def connect(url: str, settings: Settings) -> Iterator[tuple[Store, Connection]]:
     """Open the store in the driver, and return with it how tasks open the same one."""
-    if url.startswith("file:") and not (path_of(url) / "penstock.json").exists():
+    if url.startswith("file:") and not _is_store(url):
         raise StoreUnavailable(
             f"{url} is no store: publish something to it first, or correct the URL (a query does not make one)"
         )
@@ -109,6 +109,12 @@ def connect(url: str, settings: Settings) -> Iterator[tuple[Store, Connection]]:
         yield store, Connection(url, settings, socket.gethostname(), _boot_id(), _store_id(store))
     finally:
         store.close()
+
+
+def _is_store(url: str) -> bool:
+    from penstock.stores.file.store import MARKER_FILE
+
+    return (path_of(url) / MARKER_FILE).exists()
 
 
 def _store_id(store: Store) -> str:

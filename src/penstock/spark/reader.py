@@ -9,7 +9,7 @@ cursor is also moved to each start that Spark asks to go on from.
 
 from __future__ import annotations
 
-import logging
+import os
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +28,7 @@ from penstock.spark import positions as at
 from penstock.spark.connection import Connection, connect, patiently
 from penstock.spark.options import Moment
 from penstock.spark.reading import Reading
-from penstock.spark.topics import Follower, Topics, cores
+from penstock.spark.topics import Follower, Topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from penstock.settings import Settings
     from penstock.spark.options import Marks, ReadOptions
-
-logger = logging.getLogger(__name__)
 
 TASK_ROWS_MIN: Final = 20_000
 """A span is not divided into smaller ones, unless the option `minPartitions` says so."""
@@ -76,7 +74,8 @@ def _read(reading: Reading, partition: InputPartition) -> Iterator[pa.RecordBatc
 
 def _partitions(spans: list[at.Span], options: ReadOptions, connection: Connection) -> list[InputPartition]:
     if options.min_partitions is None:
-        pieces = at.divide(spans, cores(), smallest=TASK_ROWS_MIN)
+        # As many as this machine runs at a time; a reader is not told how many the cluster does.
+        pieces = at.divide(spans, os.cpu_count() or 1, smallest=TASK_ROWS_MIN)
     else:
         pieces = at.divide(spans, options.min_partitions)
     return [SpanPartition(span, connection) for span in pieces]
@@ -121,7 +120,7 @@ class PenstockReader(DataSourceReader):
         options = self._options
         seen = topics.seen()
         if not seen:
-            raise UsageError(f"no topic matches {', '.join(options.topics)!r}: look at `penstock topics list`")
+            raise UsageError(f"no topic matches {', '.join(options.topics)!r}: `penstock topics` lists what there is")
         start, end = _start(topics, seen, options), _resolve(topics, seen, options.ending)
         if options.to_us is not None:
             end = _combined(min, end, _resolve(topics, seen, Moment(options.to_us)))

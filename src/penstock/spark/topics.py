@@ -7,7 +7,6 @@ query has not read yet, and the query's lag is seen where all others are.
 
 from __future__ import annotations
 
-import os
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
@@ -113,8 +112,3 @@ class Follower:
             (refusal,) = cursors.commit([Commit(cursors=tuple(moved))])
             if refusal is not None:
                 raise refusal
-
-
-def cores() -> int:
-    """Return how many tasks run at a time, as far as this machine knows."""
-    return os.cpu_count() or 1
