@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
+    from tests.deliveries import World
     from tests.file_children import Child
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that tests can share what is in `tests.file_children`
@@ -76,3 +77,13 @@ def start() -> Iterator[Callable[..., Child]]:
     yield start
     for child in children:
         child.dispose()
+
+
+@pytest.fixture(params=["memory", "file"])
+async def world(request: pytest.FixtureRequest, root: Path) -> AsyncIterator[World]:
+    """A store of each kind, a clock that moves as it is told to, and buses: see `tests.deliveries`."""
+    from tests.deliveries import World
+
+    made = World(request.param, root)
+    yield made
+    await made.close()

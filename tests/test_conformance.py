@@ -497,6 +497,49 @@ def cursors_outlive_their_subscription(store: MemoryStore, _: Any, log_id: str, 
     del store._state.subscriptions[log_id, name]
 
 
+@planted("cursors.subscription", "test_one_subscription_is_found_by_log_and_name")
+def a_subscription_is_known_by_its_name(store: MemoryStore, _: Any, __: str, name: str) -> Any:
+    return next((found for found in store.cursors.subscriptions() if found.name == name), None)
+
+
+@planted(
+    "cursors.revision",
+    "test_the_revision_changes_when_subscriptions_do",
+    "test_the_revision_changes_with_a_raised_generation_and_not_with_ordinary_commits",
+    "test_the_revision_changes_when_parked_rows_are_changed_by_others_than_commits",
+)
+def the_revision_counts_subscriptions(store: MemoryStore, _: Any) -> int:
+    return len(store._state.subscriptions)
+
+
+@planted("cursors.commit", "test_the_revision_changes_with_a_raised_generation_and_not_with_ordinary_commits")
+def every_commit_changes_the_revision(store: MemoryStore, right: Any, commits: Any) -> Any:
+    store._state.revision += 1
+    return right(commits)
+
+
+@planted("cursors.commit", "test_the_revision_changes_with_a_raised_generation_and_not_with_ordinary_commits")
+def a_first_cursor_raises_no_generation(store: MemoryStore, right: Any, commits: Any) -> Any:
+    before, known = store._state.revision, set(store._state.cursors)
+    answers = right(commits)
+    if all(cursor.shard not in known for commit in commits for cursor in commit.cursors):
+        store._state.revision = before
+    return answers
+
+
+@planted("parked.stamp", "test_the_revision_changes_when_parked_rows_are_changed_by_others_than_commits")
+def a_stamp_that_changed_nothing_changes_the_revision(store: MemoryStore, right: Any, *args: Any) -> Any:
+    store._state.revision += 1
+    return right(*args)
+
+
+@planted("log.delete_topic", "test_the_revision_changes_when_subscriptions_do")
+def a_deleted_topic_leaves_the_revision(store: MemoryStore, right: Any, log_id: str) -> None:
+    before = store._state.revision
+    right(log_id)
+    store._state.revision = before
+
+
 @planted("cursors.forget_settlements", "test_forgotten_settlements_do_not_come_again_and_their_numbers_neither")
 def the_numbers_of_settlements_restart(store: MemoryStore, right: Any, up_to: int) -> None:
     right(up_to)
@@ -515,6 +558,26 @@ def a_parked_row_is_known_by_its_shard(store: MemoryStore, right: Any, commits: 
 @planted("parked.page", "test_every_field_of_a_filter_counts")
 def a_filter_forgets_about_slots(_: MemoryStore, right: Any, wanted: ParkedFilter, **how: Any) -> Any:
     return right(msgspec.structs.replace(wanted, slots=None), **how)
+
+
+@planted("parked.page", "test_every_field_of_a_filter_counts", "test_every_call_keeps_to_the_offsets_of_a_filter")
+def a_filter_forgets_about_offsets(_: MemoryStore, right: Any, wanted: ParkedFilter, **how: Any) -> Any:
+    return right(msgspec.structs.replace(wanted, offsets=None), **how)
+
+
+@planted("parked.purge", "test_every_call_keeps_to_the_offsets_of_a_filter")
+def a_purge_forgets_about_offsets(_: MemoryStore, right: Any, wanted: ParkedFilter) -> Any:
+    return right(msgspec.structs.replace(wanted, offsets=None))
+
+
+@planted("parked.waiting", "test_waiting_rows_come_without_their_events_by_position_due_or_not")
+def waiting_rows_come_by_time(_: MemoryStore, right: Any, wanted: ParkedFilter) -> Any:
+    return sorted(right(wanted), key=lambda row: row.due_at)
+
+
+@planted("parked.waiting", "test_waiting_rows_come_without_their_events_by_position_due_or_not")
+def rows_wait_whatever_states_are_meant(_: MemoryStore, right: Any, wanted: ParkedFilter) -> Any:
+    return right(msgspec.structs.replace(wanted, states=None))
 
 
 @planted("parked.due", "test_waiting_rows_come_when_due_by_time_and_then_position")
@@ -561,9 +624,69 @@ def an_expired_lease_can_be_renewed(_: MemoryStore, __: Any, leases: Any, ___: A
 
 
 @planted("leases.acquire", "test_a_lease_that_was_not_released_is_not_clean")
-def every_lease_is_clean(_: MemoryStore, right: Any, *args: Any) -> Any:
-    lease = right(*args)
+def every_lease_is_clean(_: MemoryStore, right: Any, *args: Any, **how: Any) -> Any:
+    lease = right(*args, **how)
     return lease and lease._replace(clean=True)
+
+
+@planted("leases.acquire", "test_a_lease_above_that_is_not_held_with_its_epoch_any_more_frees_those_under_it")
+def what_is_free_because_of_the_lease_above_is_clean(store: MemoryStore, right: Any, *args: Any, **how: Any) -> Any:
+    last = store._state.leases.get(args[0])
+    lease = right(*args, **how)
+    return lease._replace(clean=True) if lease and last and last.under else lease
+
+
+@planted(
+    "leases._held",
+    "test_a_lease_above_that_is_not_held_with_its_epoch_any_more_frees_those_under_it",
+    "test_renewing_a_lease_under_another_changes_nothing",
+)
+def a_lease_above_keeps_what_is_under_it_with_any_epoch(store: MemoryStore, right: Any, name: str) -> Any:
+    lease = store._state.leases.get(name)
+    return right(name) if lease is None or lease.under is None else right(lease.under.lease) and lease
+
+
+@planted("leases.release", "test_a_lease_above_that_is_not_held_with_its_epoch_any_more_frees_those_under_it")
+def what_is_under_a_released_lease_stays(store: MemoryStore, right: Any, lease: Any, **how: Any) -> None:
+    if lease.under is None:
+        later = store._state.clock.monotonic() + 10
+        for name, row in store._state.leases.items():
+            if row.under == lease.fence:
+                store._state.leases[name] = row._replace(under=None, expires_at=later)
+    right(lease, **how)
+
+
+@planted("leases.acquire", "test_a_lease_under_another_is_held_for_as_long_as_that_one")
+def a_lease_under_another_has_a_time_of_its_own(_: MemoryStore, right: Any, *args: Any, under: Any = None) -> Any:
+    return right(*args) if under is None else right(args[0], args[1], 10)._replace(under=under.fence)
+
+
+@planted(
+    "leases.renew",
+    "test_a_lease_under_another_is_held_for_as_long_as_that_one",
+    "test_renewing_a_lease_under_another_changes_nothing",
+)
+def a_lease_under_another_can_be_renewed_for_ever(_: MemoryStore, right: Any, leases: Any, seconds: Any) -> Any:
+    return [*right([lease for lease in leases if not lease.under], seconds), *(row for row in leases if row.under)]
+
+
+@planted("leases.acquire", "test_a_lease_above_that_is_not_held_with_its_epoch_any_more_frees_those_under_it")
+def a_lease_can_be_under_one_that_is_lost(store: MemoryStore, right: Any, *args: Any, under: Any = None) -> Any:
+    lost = under is not None and store.leases.holder(under.name) is None
+    return right(*args) if lost else right(*args, under=under)
+
+
+@planted("leases.acquire", "test_a_lease_can_be_under_those_alone_that_expire_by_themselves")
+def leases_can_be_under_each_other(_: MemoryStore, right: Any, *args: Any, under: Any = None) -> Any:
+    return right(*args) if under and (under.under or under.name == args[0]) else right(*args, under=under)
+
+
+@planted("leases.acquire", "test_a_lease_under_another_is_released_by_itself")
+def leases_under_the_same_one_are_the_same_owners(store: MemoryStore, right: Any, *args: Any, under: Any = None) -> Any:
+    last = store._state.leases.get(args[0])
+    if under is not None and last is not None and last.under == under.fence:
+        return right(args[0], last.owner or args[1], *args[2:], under=under)
+    return right(*args, under=under)
 
 
 @planted(

@@ -50,6 +50,7 @@ from penstock.rows import (
     Subscription,
     TopicInfo,
     TopicSettings,
+    Waiting,
 )
 
 # --- the log ----------------------------------------------------------------------------------
@@ -150,6 +151,18 @@ class Cursors(Protocol):
     def subscriptions(self, log_id: str | None = None) -> list[Subscription]:
         """Return the subscriptions of a log, or all, by log id and name."""
 
+    def subscription(self, log_id: str, name: str) -> Subscription | None:
+        """Return one subscription, or None; costs the same however many there are."""
+
+    def revision(self) -> int:
+        """Return a number that changes with what others than a shard's owner may do to it.
+
+        It is another one after every subscription that was put or deleted (also with its topic), every commit that
+        raised a cursor's generation (a shard without a cursor is at 0), and every `stamp`, `replay` and `purge` of
+        parked rows that changed one; and the same after all other commits. It is read without waiting for anybody, so
+        that it can be asked again and again.
+        """
+
     def load(self, log_id: str, subscription: str) -> list[Cursor]:
         """Return all cursors of a subscription, by slot and partition; empty if none was committed.
 
@@ -193,6 +206,12 @@ class ParkedRows(Protocol):
     def due(self, filter: ParkedFilter, now: int, *, limit: int = 100) -> list[Parked]:
         """Return waiting rows whose time has come, by due time and then position."""
 
+    def waiting(self, filter: ParkedFilter) -> list[Waiting]:
+        """Return every waiting row that is meant, due or not, ordered by (partition, offset), without its event.
+
+        A row that waits from the beginning of the call to its end is there once.
+        """
+
     def stamp(self, filter: ParkedFilter, job: str) -> int:
         """Mark exactly these rows with a job, replacing an earlier one; return how many."""
 
@@ -207,16 +226,31 @@ class ParkedRows(Protocol):
 
 
 class Leases(Protocol):
-    """Who may act; every acquisition has a higher epoch than all before it, for ever."""
+    """Who may act; every acquisition has a higher epoch than all before it, for ever.
 
-    def acquire(self, name: str, owner: str, seconds: float) -> Lease | None:
-        """Take the lease if it is free, expired, or the same owner's; else None."""
+    A lease is held until it expires, or *under* another one: for as long as that one is held with the epoch that it
+    had. So the renewal of one lease keeps any number of others. When the lease above is released, expires, or is
+    acquired anew, by whomever, all that are under it are free at once, and not clean.
+    """
+
+    def acquire(self, name: str, owner: str, seconds: float, *, under: Lease | None = None) -> Lease | None:
+        """Take the lease if it is free, expired, or the same owner's; else None.
+
+        `under`: hold it under that lease; `seconds` does not matter then. `LeaseLost` if that one is not held with
+        this epoch, whoever holds the other; `UsageError` if it is itself under another, or the same.
+        """
 
     def renew(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
-        """Prolong those that are still held, in one step; those missing from the answer are lost."""
+        """Prolong those that are still held, in one step; those missing from the answer are lost.
+
+        One that is under another is not changed by it, only answered: renew the one above.
+        """
 
     def release(self, lease: Lease, *, clean: bool = True) -> None:
-        """Give it back; `LeaseLost` if it is not held any more. `clean`: nothing is in flight."""
+        """Give it back; `LeaseLost` if it is not held any more. `clean`: nothing is in flight.
+
+        One that has merely expired, or lost the one above, can still be given back if nobody took it since.
+        """
 
     def holder(self, name: str) -> Lease | None:
         """Return the lease as it is now held, or None."""

@@ -179,6 +179,17 @@ class Parked(msgspec.Struct, frozen=True, kw_only=True):
         return (self.shard.log_id, self.shard.subscription, self.shard.partition, self.offset)
 
 
+class Waiting(NamedTuple):
+    """A parked event that waits, without the event itself."""
+
+    shard: Shard
+    offset: int
+    lane: int
+    due_at: int
+    attempts: int
+    replay: int
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a shard, written as a whole or not at all."""
 
@@ -214,6 +225,8 @@ class ParkedFilter(msgspec.Struct, frozen=True, kw_only=True):
     parked_until: int | None = None
     """Exclusive, like every end."""
     job: str | None = None
+    offsets: frozenset[int] | None = None
+    """In whichever partition, unless that is given, too."""
 
     def matches(self, row: Parked) -> bool:
         """Say whether the row is meant."""
@@ -227,6 +240,7 @@ class ParkedFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.parked_from is None or row.parked_at >= self.parked_from)
             and (self.parked_until is None or row.parked_at < self.parked_until)
             and (self.job is None or row.job == self.job)
+            and (self.offsets is None or row.offset in self.offsets)
         )
 
 
@@ -240,9 +254,11 @@ class Lease(NamedTuple):
     owner: str
     epoch: int
     expires_at: float
-    """On the store's monotonic clock."""
+    """On the store's monotonic clock; of one under another, when that one expired as it was at the call."""
     clean: bool
     """Whether the owner before released it by itself, so that nothing was left in flight."""
+    under: Fence | None = None
+    """The lease above it, for as long as which is held with this epoch it is held, too; None for a time of its own."""
 
     @property
     def fence(self) -> Fence:

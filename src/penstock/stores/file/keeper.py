@@ -1,8 +1,9 @@
 """The keeper: what a store does by itself, in one thread, while somebody has it open.
 
-Every partition that goes silent gets a marker behind its last block, so that this block has a witness. From time to
-time retention is looked at, and payloads that no parked row refers to are swept. Nothing depends on any of it happening
-soon: a store that is killed at any moment is whole.
+Every partition that goes silent gets a marker behind its last block, so that this block has a witness. One whose end
+nobody knew when its head was asked for is recovered. From time to time retention is looked at, and payloads that no
+parked row refers to are swept. Nothing depends on any of it happening soon: a store that is killed at any moment is
+whole.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Keeper:
     def step(self) -> None:
         """Do what is due."""
         try:
+            self._log.recover_unknown()
             self._log.mark_idle(self._settings.marker_seconds)
             now = self._platform.clock.monotonic()
             if now - self._retained_at >= self._settings.retain_seconds:

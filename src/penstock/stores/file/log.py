@@ -71,6 +71,10 @@ class Handle:
         self.reads_appended = files.topic.settings.durability == "os"
         self.written_at: float | None = None
         """When this process last appended, if the last block has no witness yet; on the boot clock."""
+        self.proven = 0
+        """Up to where the log was durable when somebody looked: it will never be less."""
+        self.unknown = False
+        """Whether its head was asked for, and nobody knows it: the keeper sees to it."""
 
     def readable_end(self, tail: Tail) -> int:
         """Return the offset up to which the log may be read."""
@@ -202,11 +206,46 @@ class FileLog:
         if tail is None or not is_believed(tail, files):
             if tail is not None and tail.log_id != files.log_id:
                 self.topic_directory.entry(files.topic.log_id)
-            tail = handle.writer.ensure_recovered()
+            tail = handle.writer.ensure_recovered(proven=handle.proven)
         if tail.state == State.DELETED:
             self._handles.pop(Partition(files.topic.log_id, files.number), None)
             raise TopicDeleted(files.topic.log_id)
+        handle.proven = max(handle.proven, tail.durable_end)
         return tail
+
+    def head(self, handle: Handle, tail: Tail | None) -> int | None:
+        """Return the readable end that a tail tells of, -1 if the log is gone; None if nobody knows it now.
+
+        Nothing is recovered here, as that would write and wait; the keeper does it soon, or whoever reads.
+        """
+        files = handle.files
+        if tail is None:
+            tail = self.tails.read(files.slot)  # it was caught half written
+        if tail is not None and tail.log_id != files.log_id:
+            try:
+                self.topic_directory.entry(files.topic.log_id)
+            except TopicDeleted:
+                return -1
+        if not is_believed(tail, files):
+            handle.unknown = True
+            return None
+        if tail.state == State.DELETED:
+            self._handles.pop(Partition(files.topic.log_id, files.number), None)
+            return -1
+        handle.proven = max(handle.proven, tail.durable_end)
+        return handle.readable_end(tail)
+
+    def recover_unknown(self) -> None:
+        """Recover the partitions whose heads nobody knew when they were asked for."""
+        for handle in self.handles():
+            if handle.unknown:
+                try:
+                    self.tail(handle)
+                    handle.unknown = not is_believed(self.tails.read(handle.files.slot), handle.files)
+                except TopicDeleted:
+                    handle.unknown = False
+                except (PenstockError, OSError) as error:  # which must not keep the others from being looked at
+                    logger.warning("%s: its end will be looked for again: %s", handle.files, error)
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -274,9 +313,7 @@ class FileLog:
     def heads(self, partitions: Sequence[Partition]) -> FileHeads:
         self.check_open()
         handles = [self.handle(partition) for partition in partitions]
-        for handle in handles:
-            self.tail(handle)
-        return FileHeads(self, handles)
+        return FileHeads(self, handles, [handle.readable_end(self.tail(handle)) for handle in handles])
 
     # --- removing -------------------------------------------------------------------------------
 
@@ -342,9 +379,12 @@ class FileLog:
 
 
 class FileHeads:
-    """The `Heads` of some partitions: one read for all, and nothing to decode while nothing has changed."""
+    """The `Heads` of some partitions: one read for all, and nothing to decode while nothing has changed.
 
-    def __init__(self, log: FileLog, handles: Sequence[Handle]) -> None:
+    What nobody knows without recovering the log stays as it was last known: here nothing is written or waited for.
+    """
+
+    def __init__(self, log: FileLog, handles: Sequence[Handle], heads: Sequence[int]) -> None:
         self._log = log
         self._tails = log.tails
         self._handles = list(handles)
@@ -357,7 +397,7 @@ class FileHeads:
         self._words = np.zeros(0, np.uint64)
         self._check_open = log.check_open
         # Replaced and never changed, so that it is handed out as it is.
-        self._heads = np.full(len(slots), -1, np.int64)
+        self._heads = np.array(heads, np.int64)
 
     def read(self) -> npt.NDArray[np.int64]:
         self._check_open()
@@ -376,14 +416,8 @@ class FileHeads:
         # Of thousands of partitions only a few have grown since the last look.
         for index in np.flatnonzero(changed[self._rows]).tolist():
             start = int(self._rows[index]) * RECORD_BYTES
-            heads[index] = self._head(self._handles[index], decode_tail(raw[start : start + RECORD_BYTES]))
+            head = self._log.head(self._handles[index], decode_tail(raw[start : start + RECORD_BYTES]))
+            if head is not None:
+                heads[index] = head
         heads.flags.writeable = False
         self._heads, self._words, self._raw = heads, words, raw
-
-    def _head(self, handle: Handle, tail: Tail | None) -> int:
-        if tail is None or not is_believed(tail, handle.files) or tail.state == State.DELETED:
-            try:
-                tail = self._log.tail(handle)
-            except TopicDeleted:
-                return -1
-        return handle.readable_end(tail)

@@ -256,15 +256,20 @@ class FileNotifier:
         try:
             while not self._closed:
                 datagram = receiver.receive()
-                partition = None if datagram is None else _decode(datagram)
-                if partition is not None:
-                    self.received += 1
-                    self._call_back(partition)
+                if datagram is not None:
+                    self.take(datagram)
         except OSError as error:
             self._turn_off(error)
         finally:
             receiver.close()
             self._remove(self._own)
+
+    def take(self, datagram: bytes) -> None:
+        """Do what the receiving thread does with a datagram, for whoever plays that thread."""
+        partition = _decode(datagram)
+        if partition is not None:
+            self.received += 1
+            self._call_back(partition)
 
 
 def _encode(partition: Partition) -> bytes | None:

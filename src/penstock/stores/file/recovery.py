@@ -10,13 +10,18 @@ longer (a cursor, a parked row, an old tail) makes a GAP: new offsets go above i
 **A sync has failed, or its process died during it** (`heal`): the kernel marks the pages of a failed sync as clean, and
 a second sync of them succeeds without writing anything. So those pages are never synced again: the segment ends where
 it was durable, the valid blocks behind that are copied into a new file, and that one is synced.
+
+**The tail cannot be read** though the machine runs: it may have told of a failed sync, so all of the active segment is
+copied. Nothing is written to the tail before that is done: whatever it said would be less than what others have read.
+If it cannot be done, this process reads what is proven to be durable (`Doubt`), and tries it again from time to time.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
 
 from penstock.errors import WritingStopped
 from penstock.offsets import Range
@@ -43,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 _LACKING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
 """What says nothing about the disk, and passes."""
+AGAIN_SECONDS: Final = 1.0
+"""When a log could not be copied, its readers try it again after so long."""
 LOST: Final = "lost: the log was shorter than what testifies to it"
 
 
@@ -52,6 +59,30 @@ class Recovered(NamedTuple):
     tail: Tail
     damages: tuple[Damage, ...] = ()
     """What must be repaired before anything is written."""
+    proven: int = 0
+    """Up to where it is durable for sure, as its blocks tell, and those who have read it."""
+
+
+class Doubt(NamedTuple):
+    """How a log ends for the readers of this process, while its tail cannot be read and it could not be copied."""
+
+    record: bytes
+    """The tail as it was found; as soon as it is another one, this is void."""
+    tail: Tail
+    again_at: float = 0.0
+    """When to try it again, on the monotonic clock."""
+
+    def holds(self, record: bytes, now: float) -> bool:
+        """Say whether this is all that is known now."""
+        return self.record == record and now < self.again_at
+
+    def tried(self, now: float) -> Doubt:
+        """Return the same after it was tried again in vain."""
+        return self._replace(again_at=now + AGAIN_SECONDS)
+
+    def tail_for(self, proven: int) -> Tail:
+        """Return the tail, for somebody who knows that the log was durable up to an offset."""
+        return self.tail._replace(durable_end=max(self.tail.durable_end, min(proven, self.tail.end)))
 
 
 def empty_tail(files: PartitionFiles, *, first: int = 0, epoch: int = 0) -> Tail:
@@ -77,9 +108,23 @@ def empty_tail(files: PartitionFiles, *, first: int = 0, epoch: int = 0) -> Tail
     )
 
 
-def is_believed(tail: Tail | None, files: PartitionFiles) -> bool:
+def is_believed(tail: Tail | None, files: PartitionFiles) -> TypeGuard[Tail]:
     """Say whether a tail is of this boot, and of this log."""
     return tail is not None and tail.boot_id == files.platform.boot_id and tail.log_id == files.log_id
+
+
+def active_file(tail: Tail, files: PartitionFiles) -> SegmentFile | None:
+    """Open the active segment; None if it is not the very file that the tail speaks of."""
+    try:
+        file = files.open(SegmentName(tail.segment_base, tail.segment_epoch))
+    except (FileNotFoundError, Blank, Broken):
+        return None
+    return file if file.inode == tail.inode else None
+
+
+def is_of_a_copy(tail: Tail, files: PartitionFiles) -> bool:
+    """Say whether a tail speaks of another directory, which this one is a copy of."""
+    return bool(tail.inode) and tail.state != State.DELETED and active_file(tail, files) is None
 
 
 def testified_end(tail: Tail) -> int:
@@ -93,6 +138,18 @@ def testified_end(tail: Tail) -> int:
 
 def recover(files: PartitionFiles, old: Tail | None, witness: int) -> Recovered:
     """Find out how the log ends; `old` is a tail that is not believed, `witness` an offset that the log has reached."""
+    return _recover(files, old, witness, doubts=False)
+
+
+def recover_in_doubt(files: PartitionFiles, witness: int) -> Recovered:
+    """Find out how a log ends that has had a failed sync, perhaps: nothing in its active segment counts as durable.
+
+    The tail says so, and is to be healed. If the log is damaged, or there is no segment, it is as `recover` says.
+    """
+    return _recover(files, None, witness, doubts=True)
+
+
+def _recover(files: PartitionFiles, old: Tail | None, witness: int, *, doubts: bool) -> Recovered:
     first = files.read_first()
     if old is not None and old.log_id == files.log_id:
         witness = max(witness, testified_end(old))
@@ -107,7 +164,8 @@ def recover(files: PartitionFiles, old: Tail | None, witness: int) -> Recovered:
             end = max(witness, first)
             return Recovered(base._replace(state=State.DAMAGED, end=end, durable_end=end), damages)
         return Recovered(base)
-    walked = walk(file)
+    claims = [witness, file.name.base, *(_claims_of_superseded(files, file.name) if doubts else ())]
+    walked = walk(file, visit=lambda header, _: claims.append(header.durable_offset))
     # Damage that concerns no offset (a marker, the filling behind a block) is for `verify` to report.
     damages = tuple(damage for damage in walked.damages if damage.kind == CORRUPT and damage.start != damage.stop)
     for torn in (damage for damage in walked.damages if damage.kind == TORN):
@@ -117,12 +175,13 @@ def recover(files: PartitionFiles, old: Tail | None, witness: int) -> Recovered:
         for damage in damages:
             logger.error("%s is read-only until it is repaired: %s", files, damage.error())
         return Recovered(tail._replace(state=State.DAMAGED, end=max(tail.end, witness)), damages)
-    # What can be read now may be in memory alone, the file's name included, if the one who wrote it was killed.
-    files.disk.sync(file.descriptor)
-    files.disk.sync_directory(files.directory)
+    if not doubts:
+        # What can be read now may be in memory alone, the file's name included, if the one who wrote it was killed.
+        files.disk.sync(file.descriptor)
+        files.disk.sync_directory(files.directory)
     if tail.end < witness:
         tail = _declare_lost(files, file, tail, witness)
-    return Recovered(tail)
+    return Recovered(_doubted(file, tail) if doubts else tail, proven=max(claims))
 
 
 def _active_segment(files: PartitionFiles, witness: int) -> tuple[SegmentFile | None, tuple[Damage, ...]]:
@@ -143,6 +202,16 @@ def _active_segment(files: PartitionFiles, witness: int) -> tuple[SegmentFile | 
         whose = f"it is of {facts.topic.name}/{facts.partition}, log {facts.topic.log_id}"
         return None, (Damage(FOREIGN, str(path), 0, 0, name.base, max(witness, name.base), whose),)
     return file, ()
+
+
+def _claims_of_superseded(files: PartitionFiles, name: SegmentName) -> list[int]:
+    """Return what blocks say was durable that were copied to this segment; the copies do not say it any more."""
+    claims: list[int] = []
+    for old in segment_names(files.disk, files.directory):
+        if old.base == name.base and old.epoch < name.epoch:
+            with suppress(Blank, Broken):
+                walk(files.open(old), visit=lambda header, _: claims.append(header.durable_offset))
+    return claims
 
 
 def _cut_torn(files: PartitionFiles, file: SegmentFile, torn: Damage) -> None:
@@ -181,6 +250,16 @@ def _tail_of(files: PartitionFiles, file: SegmentFile, walked: Walked, *, first:
         first=first,
         max_time=walked.max_time,
         turns=0,
+    )
+
+
+def _doubted(file: SegmentFile, tail: Tail) -> Tail:
+    """Return the tail with nothing of its active segment proven to be durable, so that all of it is copied."""
+    return tail._replace(
+        state=State.POISONED,
+        durable_position=file.first.end_position,
+        durable_number=file.first.number + 1,
+        durable_end=tail.segment_base,
     )
 
 
@@ -234,22 +313,6 @@ def heal(files: PartitionFiles, tail: Tail) -> Tail:
             f"{files}: a sync failed, and copying what was not proven durable failed, too ({error}). Nothing is "
             f"written before that works: look at the disk, then open the store anew"
         ) from error
-
-
-def doubted(files: PartitionFiles, tail: Tail) -> Tail:
-    """Return the tail with nothing of its active segment proven to be durable, so that all of it is copied.
-
-    A record that cannot be read, in a machine that runs, may have told of a sync that failed.
-    """
-    if not tail.inode or tail.state == State.DAMAGED:
-        return tail
-    first = files.open(SegmentName(tail.segment_base, tail.segment_epoch)).first
-    return tail._replace(
-        state=State.POISONED,
-        durable_position=first.end_position,
-        durable_number=first.number + 1,
-        durable_end=tail.segment_base,
-    )
 
 
 def _copy_unproven(files: PartitionFiles, tail: Tail) -> Tail:

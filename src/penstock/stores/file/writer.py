@@ -18,27 +18,23 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.deduplication import ProducerTable
-from penstock.errors import Corruption, NewerFormat, TopicDeleted, WritingStopped
+from penstock.errors import Corruption, NewerFormat, StoreError, TopicDeleted, WritingStopped
 from penstock.offsets import Range
 from penstock.rows import Appended
 from penstock.stores.file.block import FRONT_BYTES, Blank, Broken
-from penstock.stores.file.commit import (
-    Content,
-    Group,
-    Queue,
-    Request,
-    encode_data_block,
-    encode_marker,
-)
+from penstock.stores.file.commit import Content, Group, Queue, Request, encode_data_block, encode_marker
 from penstock.stores.file.files import refused
 from penstock.stores.file.recovery import (
-    doubted,
+    Doubt,
+    active_file,
     empty_tail,
     forget_unproven,
     heal,
     is_believed,
+    is_of_a_copy,
     producers_up_to,
     recover,
+    recover_in_doubt,
     remember,
 )
 from penstock.stores.file.segment import Predecessor, SegmentFile, SegmentName
@@ -91,6 +87,7 @@ class PartitionWriter:
         self._known = False
         self._stopped: WritingStopped | None = None
         self._damages: tuple[Damage, ...] = ()
+        self._doubt: Doubt | None = None
 
     # --- turns ----------------------------------------------------------------------------------
 
@@ -118,28 +115,28 @@ class PartitionWriter:
             raise
         self._caught_up = self._tail.position
 
-    def ensure_recovered(self, *, check_inode: bool = False) -> Tail:
-        """Return a tail that is believed, recovering the log if there is none.
+    def ensure_recovered(self, *, check_inode: bool = False, proven: int = 0) -> Tail:
+        """Return a tail that is believed, recovering the log if there is none; or what is known while that fails.
 
         With `check_inode`, also look whether it speaks of this very directory and not of one that this is a copy of.
+        `proven` is an offset up to which the log was durable already.
         """
         tail = self._tails.read(self._files.slot)
-        if tail is not None and is_believed(tail, self._files) and not (check_inode and self._is_of_a_copy(tail)):
+        if is_believed(tail, self._files) and not (check_inode and is_of_a_copy(tail, self._files)):
             return tail
-        with self._turn(), suppress(Corruption):  # it can still be read
-            self._take_over()
-        return self._tail
-
-    def _is_of_a_copy(self, tail: Tail) -> bool:
-        return bool(tail.inode) and tail.state != State.DELETED and self._opened(tail) is None
-
-    def _opened(self, tail: Tail) -> SegmentFile | None:
-        """Open the active segment; None if it is not the very file that the tail speaks of."""
+        now = self._files.platform.clock.monotonic()
+        if self._doubt is not None and self._doubt.holds(self._progress(), now):
+            return self._doubt.tail_for(proven)
         try:
-            file = self._files.open(SegmentName(tail.segment_base, tail.segment_epoch))
-        except (FileNotFoundError, Blank, Broken):
-            return None
-        return file if file.inode == tail.inode else None
+            with self._turn(), suppress(Corruption):  # it can still be read
+                self._take_over()
+        except (StoreError, OSError) as error:
+            told = isinstance(error, TopicDeleted | NewerFormat)
+            if told or self._doubt is None or self._doubt.record != self._progress():
+                raise
+            self._doubt = self._doubt.tried(now)
+            return self._doubt.tail_for(proven)
+        return self._tail
 
     def _take_over(self) -> None:
         """Learn what the writers before have left; raises if nothing may be written."""
@@ -155,7 +152,7 @@ class PartitionWriter:
         if tail is not None and tail.state == State.DELETED and tail.log_id == self._files.log_id:
             raise TopicDeleted(self._files.topic.log_id)
         if tail is None or not is_believed(tail, self._files):
-            tail = self._recover(tail, doubts=tail is None and any(self._tails.read_raw(self._files.slot, 1)))
+            tail = self._recover(tail)
         try:
             if tail.state in {State.SYNCING, State.POISONED}:
                 tail = self._heal(tail)
@@ -173,12 +170,17 @@ class PartitionWriter:
             raise self._damages[0].error()
         self._catch_up(tail)
 
-    def _recover(self, old: Tail | None, *, doubts: bool = False) -> Tail:
-        recovered = recover(self._files, old, self._witness())
-        self._damages = recovered.damages
-        self._file = None
-        tail = doubted(self._files, recovered.tail) if doubts else recovered.tail
-        self._tail = self._tails.write(self._files.slot, tail)
+    def _recover(self, old: Tail | None) -> Tail:
+        record, witness, proven = self._progress(), self._witness(), self._tail.durable_end
+        in_doubt = old is None and any(record)
+        recovered = recover_in_doubt(self._files, witness) if in_doubt else recover(self._files, old, witness)
+        self._damages, self._file, self._tail = recovered.damages, None, recovered.tail
+        if self._tail.state == State.POISONED:
+            # To be healed first: the end that it tells of is less than what was read before.
+            end = min(max(recovered.proven, proven), self._tail.end)
+            self._doubt = Doubt(record, self._tail._replace(durable_end=end))
+        else:
+            self._tail = self._tails.write(self._files.slot, self._tail)
         return self._tail
 
     def _heal(self, tail: Tail) -> Tail:
@@ -203,7 +205,7 @@ class PartitionWriter:
             self._allocated = file.size()
         else:
             self._file = None
-            file = self._opened(tail)
+            file = active_file(tail, self._files)
             if file is None:  # this directory is a copy of the one that the tail speaks of
                 self._adopt(self._recover(tail))
                 return

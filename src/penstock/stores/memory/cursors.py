@@ -20,6 +20,7 @@ from penstock.rows import (
     Settlement,
     Shard,
     Subscription,
+    Waiting,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class MemoryCursors:
             self._state.check_rows(
                 len(self._state.subscriptions), int(key not in self._state.subscriptions), "subscription"
             )
+            self._state.revision += 1
             self._state.subscriptions[key] = subscription
             self._put(new)
 
@@ -63,6 +65,14 @@ class MemoryCursors:
         with self._state:
             keys = sorted(key for key in self._state.subscriptions if log_id in {None, key[0]})
             return [self._state.subscriptions[key] for key in keys]
+
+    def subscription(self, log_id: str, name: str) -> Subscription | None:
+        with self._state:
+            return self._state.subscriptions.get((log_id, name))
+
+    def revision(self) -> int:
+        with self._state:
+            return self._state.revision
 
     def load(self, log_id: str, subscription: str) -> list[Cursor]:
         with self._state:
@@ -84,6 +94,9 @@ class MemoryCursors:
             self._check(commit)
         except StoreError as error:
             return error
+        for cursor in commit.cursors:
+            old = self._state.cursors.get(cursor.shard)
+            self._state.revision += cursor.generation > (old.generation if old else 0)
         self._put(commit.cursors)
         for shard in commit.finished:
             self._state.cursors.pop(shard, None)
@@ -173,15 +186,22 @@ class MemoryParkedRows:
             rows = [row for row in self._matching(filter) if row.state == "waiting" and row.due_at <= now]
             return sorted(rows, key=lambda row: (row.due_at, row.key))[:limit]
 
+    def waiting(self, filter: ParkedFilter) -> list[Waiting]:
+        with self._state:
+            rows = [row for row in self._matching(filter) if row.state == "waiting"]
+            return [Waiting(row.shard, row.offset, row.lane, row.due_at, row.attempts, row.replay) for row in rows]
+
     def stamp(self, filter: ParkedFilter, job: str) -> int:
         with self._state:
             rows = self._matching(filter)
+            self._state.revision += bool(rows)
             self._state.parked.update((row.key, msgspec.structs.replace(row, job=job)) for row in rows)
             return len(rows)
 
     def replay(self, filter: ParkedFilter, now: int, *, limit: int | None = None) -> int:
         with self._state:
             rows = [row for row in self._matching(filter) if row.state == "dead"][:limit]
+            self._state.revision += bool(rows)
             for row in rows:
                 self._state.parked[row.key] = msgspec.structs.replace(
                     row, state="waiting", due_at=now, attempts=0, replay=row.replay + 1
@@ -191,6 +211,7 @@ class MemoryParkedRows:
     def purge(self, filter: ParkedFilter) -> int:
         with self._state:
             rows = [row for row in self._matching(filter) if row.state != "waiting"]
+            self._state.revision += bool(rows)
             for row in rows:
                 del self._state.parked[row.key]
             return len(rows)
@@ -204,10 +225,19 @@ class MemoryLeases:
 
     def _held(self, name: str) -> Lease | None:
         lease = self._state.leases.get(name)
-        return lease if lease and lease.owner and lease.expires_at > self._state.clock.monotonic() else None
+        if lease is None or not lease.owner:
+            return None
+        if lease.under is not None:
+            above = self._held(lease.under.lease)
+            held = above is not None and above.epoch == lease.under.epoch
+            return lease._replace(expires_at=above.expires_at) if above and held else None
+        return lease if lease.expires_at > self._state.clock.monotonic() else None
 
-    def acquire(self, name: str, owner: str, seconds: float) -> Lease | None:
+    def acquire(self, name: str, owner: str, seconds: float, *, under: Lease | None = None) -> Lease | None:
         with self._state:
+            expires_at = self._state.clock.monotonic() + seconds
+            if under is not None:
+                expires_at = self._above(name, under).expires_at
             held = self._held(name)
             if held is not None and held.owner != owner:
                 return None
@@ -217,21 +247,32 @@ class MemoryLeases:
                 name,
                 owner,
                 epoch=last.epoch + 1 if last else 1,
-                expires_at=self._state.clock.monotonic() + seconds,
+                expires_at=expires_at,
                 clean=last is None or (not last.owner and last.clean),
+                under=under and under.fence,
             )
             self._state.leases[name] = lease
             return lease
+
+    def _above(self, name: str, under: Lease) -> Lease:
+        if under.name == name or under.under is not None:
+            raise UsageError(f"lease {name!r} cannot be under {under.name!r}: take another that expires by itself")
+        above = self._held(under.name)
+        if above is None or above.epoch != under.epoch:
+            raise LeaseLost(f"lease {under.name!r} is not held with epoch {under.epoch} any more")
+        return above
 
     def renew(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         with self._state:
             renewed = []
             for lease in leases:
                 held = self._held(lease.name)
-                if held is not None and held.epoch == lease.epoch:
-                    lease_now = held._replace(expires_at=self._state.clock.monotonic() + seconds)
-                    self._state.leases[lease.name] = lease_now
-                    renewed.append(lease_now)
+                if held is None or held.epoch != lease.epoch:
+                    continue
+                if held.under is None:
+                    held = held._replace(expires_at=self._state.clock.monotonic() + seconds)
+                    self._state.leases[lease.name] = held
+                renewed.append(held)
             return renewed
 
     def release(self, lease: Lease, *, clean: bool = True) -> None:
@@ -239,7 +280,7 @@ class MemoryLeases:
             last = self._state.leases.get(lease.name)
             if last is None or last.epoch != lease.epoch or not last.owner:
                 raise LeaseLost(f"lease {lease.name!r} is not held with epoch {lease.epoch} any more")
-            self._state.leases[lease.name] = last._replace(owner="", expires_at=0.0, clean=clean)
+            self._state.leases[lease.name] = last._replace(owner="", expires_at=0.0, clean=clean, under=None)
 
     def holder(self, name: str) -> Lease | None:
         with self._state:

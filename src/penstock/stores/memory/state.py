@@ -32,6 +32,7 @@ class State:
         self.parked: dict[tuple[str, str, int, int], Parked] = {}
         self.leases: dict[str, Lease] = {}
         self.scheduled: dict[str, Scheduled] = {}
+        self.revision = 0
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -76,6 +77,7 @@ class State:
 
     def forget_subscription(self, log_id: str, name: str) -> None:
         """Remove a subscription with its cursors and parked rows."""
+        self.revision += 1
         del self.subscriptions[log_id, name]
         for shard in [shard for shard in self.cursors if shard[:2] == (log_id, name)]:
             del self.cursors[shard]

@@ -146,9 +146,11 @@ def park(store: Store, *rows: Parked) -> None:
     assert commit(store, parked=rows) is None
 
 
-def acquired(store: Store, name: str = "lease", owner: str = "a", seconds: float = 10) -> Lease:
+def acquired(
+    store: Store, name: str = "lease", owner: str = "a", seconds: float = 10, *, under: Lease | None = None
+) -> Lease:
     """Acquire a lease that is free, or this owner's already: then with a higher epoch."""
-    lease = store.leases.acquire(name, owner, seconds)
+    lease = store.leases.acquire(name, owner, seconds, under=under)
     assert lease is not None
     assert (lease.name, lease.owner) == (name, owner)
     return lease

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 
@@ -21,6 +23,9 @@ from penstock.testing.conformance.builders import (
     subscribe,
 )
 from penstock.testing.conformance.opening import StoreOpening, a_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def loaded(store: Store, topic: TopicInfo, name: str = "billing") -> list[Cursor]:
@@ -127,6 +132,85 @@ class CursorsConformance(StoreOpening):
     def test_deleting_a_subscription_that_was_never_there_says_so(self, store: Store, topic: TopicInfo) -> None:
         assert not store.cursors.delete_subscription(topic.log_id, "billing")
 
+    def test_one_subscription_is_found_by_log_and_name(self, store: Store, topic: TopicInfo) -> None:
+        other = a_topic(store, "payments")
+        put = [subscribe(store, where, name, policy={"of": name}) for where in (topic, other) for name in ("a", "b")]
+        assert [store.cursors.subscription(found.log_id, found.name) for found in put] == put
+        changed = subscribe(store, topic, "a", policy={"max_retries": 5})
+        assert store.cursors.subscription(topic.log_id, "a") == changed
+        store.cursors.delete_subscription(other.log_id, "b")
+        assert store.cursors.subscription(other.log_id, "b") is None
+        assert store.cursors.subscription(topic.log_id, "never there") is None
+        store.log.delete_topic(topic.log_id)
+        assert store.cursors.subscription(topic.log_id, "a") is None
+
+    # --- the revision --------------------------------------------------------------------------
+
+    def test_the_revision_changes_when_subscriptions_do(self, store: Store, topic: TopicInfo) -> None:
+        gone = a_topic(store, "gone")
+        seen = [store.cursors.revision()]
+        changes: list[Callable[[], object]] = [
+            lambda: subscribe(store, topic),
+            lambda: subscribe(store, topic, policy={"max_retries": 5}),
+            lambda: subscribe(store, gone),
+            lambda: store.cursors.delete_subscription(topic.log_id, "billing"),
+            lambda: store.log.delete_topic(gone.log_id),
+        ]
+        for change in changes:
+            change()
+            seen.append(store.cursors.revision())
+        assert len(set(seen)) == len(seen)
+
+    def test_the_revision_changes_with_a_raised_generation_and_not_with_ordinary_commits(
+        self, store: Store, topic: TopicInfo, partition: Partition
+    ) -> None:
+        fill(store, partition, 10)
+        subscribe(store, topic)
+        shard, other = a_shard(topic), a_shard(topic, slot=1)
+        seen = [store.cursors.revision()]
+
+        def assert_same() -> None:
+            assert store.cursors.revision() == seen[-1]
+
+        def assert_changed() -> None:
+            seen.append(store.cursors.revision())
+            assert seen[-1] not in seen[:-1]
+
+        commit(store, a_cursor(shard, 3), parked=(a_parked(shard, 1), a_parked(shard, 2, state="waiting")))
+        commit(store, a_cursor(shard, 4), a_cursor(other, 2), settlement=b"record")
+        commit(store, a_cursor(shard, 4), parked=(a_parked(shard, 2, state="done"),), finished=(other,))
+        assert_same()
+        commit(store, a_cursor(shard, 1, generation=1))
+        assert_changed()
+        commit(store, a_cursor(shard, 5, generation=1))
+        assert type(commit(store, a_cursor(shard, 2), a_cursor(other, 2, generation=9))) is StaleCursor
+        assert_same()
+        # Together with others that raise nothing, and of a shard that nobody has begun.
+        raising = [Commit(cursors=(a_cursor(shard, 0, generation=3),)), a_step(other, 4)]
+        assert store.cursors.commit(raising) == [None, None]
+        assert_changed()
+        commit(store, a_cursor(a_shard(topic, slot=2), 0, generation=1))
+        assert_changed()
+
+    def test_the_revision_changes_when_parked_rows_are_changed_by_others_than_commits(
+        self, store: Store, topic: TopicInfo
+    ) -> None:
+        subscribe(store, topic)
+        park(store, *(a_parked(a_shard(topic), offset) for offset in range(3)))
+        rows = ParkedFilter(log_id=topic.log_id, subscription="billing")
+        seen = [store.cursors.revision()]
+        calls: list[Callable[[ParkedFilter], int]] = [
+            lambda wanted: store.parked.stamp(wanted, "job"),
+            lambda wanted: store.parked.replay(wanted, 0, limit=1),
+            store.parked.purge,
+        ]
+        for call in calls:
+            assert call(msgspec.structs.replace(rows, lane=99)) == 0
+            assert store.cursors.revision() == seen[-1]  # nothing was changed
+            assert call(rows) > 0
+            seen.append(store.cursors.revision())
+        assert len(set(seen)) == len(seen)
+
     # --- cursors -------------------------------------------------------------------------------
 
     def test_what_is_loaded_is_what_was_committed(self, store: Store, topic: TopicInfo, partition: Partition) -> None:
@@ -227,6 +311,18 @@ class CursorsConformance(StoreOpening):
         floor = a_cursor(claims[0], 5, stop=10)
         assert commit(store, floor, finished=(claims[1], claims[2])) is None
         assert loaded(store, topic) == [floor]
+
+    def test_a_shard_that_was_finished_and_put_anew_goes_on_from_its_new_cursor(
+        self, store: Store, topic: TopicInfo, partition: Partition
+    ) -> None:
+        fill(store, partition, 10)
+        subscription, shard = subscribe(store, topic), a_shard(topic)
+        commit(store, a_cursor(shard, 2))
+        assert commit(store, finished=(shard,)) is None
+        store.cursors.put_subscription(subscription, [a_cursor(shard, 5)])
+        assert_refused(store, topic, a_cursor(shard, 4), StaleCursor)
+        assert commit(store, a_cursor(shard, 6)) is None
+        assert loaded(store, topic) == [a_cursor(shard, 6)]
 
     # --- commits as a whole --------------------------------------------------------------------
 

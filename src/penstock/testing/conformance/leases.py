@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from penstock.clock import VirtualClock
-from penstock.errors import LeaseLost
+from penstock.errors import LeaseLost, UsageError
 from penstock.ports import Store
-from penstock.rows import Fence
+from penstock.rows import Fence, Lease
 from penstock.testing.conformance.builders import acquired
 from penstock.testing.conformance.opening import StoreOpening
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class LeasesConformance(StoreOpening):
@@ -127,3 +132,107 @@ class LeasesConformance(StoreOpening):
         store.leases.release(new)
         with pytest.raises(LeaseLost):
             store.leases.release(new)
+
+    # --- leases under others -------------------------------------------------------------------
+
+    def test_a_lease_under_another_is_held_for_as_long_as_that_one(self, store: Store, clock: VirtualClock) -> None:
+        above = acquired(store, "process/1", "p", 10)
+        below = [acquired(store, name, "a", 0, under=above) for name in ("one", "two")]
+        assert [lease.under for lease in below] == [above.fence] * 2
+        assert above.under is None
+        for _ in range(5):
+            clock.advance(9)
+            [renewed] = store.leases.renew([above], 10)
+            for lease in below:
+                assert store.leases.acquire(lease.name, "b", 10) is None
+                assert store.leases.holder(lease.name) == lease._replace(expires_at=renewed.expires_at)
+        clock.advance(11)
+        assert [store.leases.holder(lease.name) for lease in below] == [None, None]
+        assert store.leases.renew(below, 10) == []
+        taken = acquired(store, "one", "b")
+        assert (taken.clean, taken.under, taken.epoch > below[0].epoch) == (False, None, True)
+        assert store.leases.holder("one") == taken
+
+    def test_a_lease_above_that_is_not_held_with_its_epoch_any_more_frees_those_under_it(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        def expire(_: Lease) -> None:
+            clock.advance(11)
+
+        def take_over(_: Lease) -> None:
+            clock.advance(11)
+            acquired(store, "process/1", "another", 1_000)
+
+        def acquire_again(lease: Lease) -> None:
+            acquired(store, lease.name, lease.owner, 1_000)
+
+        ends: list[Callable[[Lease], None]] = [store.leases.release, expire, take_over, acquire_again]
+        for end in ends:
+            clock.advance(2_000)
+            above = acquired(store, "process/1", "p", 10)
+            below = acquired(store, "shard", "a", 1_000, under=above)
+            end(above)
+            assert store.leases.holder("shard") is None, end
+            assert store.leases.renew([below], 1_000) == [], end
+            with pytest.raises(LeaseLost):
+                store.leases.acquire("shard", "a", 10, under=above)
+            with pytest.raises(LeaseLost):
+                store.leases.acquire("never acquired", "a", 10, under=above)
+            assert store.leases.holder("never acquired") is None
+            taken = acquired(store, "shard", "b", 10)
+            assert not taken.clean, end
+            assert taken.epoch > below.epoch
+
+    def test_renewing_a_lease_under_another_changes_nothing(self, store: Store, clock: VirtualClock) -> None:
+        above = acquired(store, "process/1", "p", 10)
+        below = acquired(store, "shard", "a", 1_000, under=above)
+        assert store.leases.renew([below], 1_000) == [below]
+        clock.advance(11)
+        assert store.leases.holder("shard") is None
+        above = acquired(store, "process/1", "p", 10)
+        assert store.leases.renew([below], 1_000) == []
+
+    def test_a_lease_under_another_is_released_by_itself(self, store: Store) -> None:
+        above = acquired(store, "process/1", "p", 10)
+        for clean in (True, False):
+            below = acquired(store, "shard", "a", under=above)
+            assert store.leases.acquire("shard", "b", 10, under=above) is None  # under the same, and yet another owner
+            store.leases.release(below, clean=clean)
+            assert store.leases.holder("shard") is None
+            assert acquired(store, "shard", "b", under=above).clean is clean
+            store.leases.release(acquired(store, "shard", "b", under=above))
+            with pytest.raises(LeaseLost):
+                store.leases.release(below)
+        assert store.leases.holder("process/1") == above
+
+    def test_an_owner_may_move_its_lease_under_another_one_and_out_again(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        first, second = (acquired(store, f"process/{name}", "p", seconds) for name, seconds in ((1, 10), (2, 20)))
+        leases = [acquired(store, "shard", "a", 5)]
+        leases += [acquired(store, "shard", "a", under=above) for above in (first, second)]
+        assert [lease.epoch for lease in leases] == sorted({lease.epoch for lease in leases})
+        assert store.leases.renew(leases, 5) == [leases[-1]]
+        clock.advance(11)  # the first is gone
+        assert store.leases.holder("shard") == leases[-1]
+        own = acquired(store, "shard", "a", 5)
+        store.leases.release(second)
+        assert store.leases.holder("shard") == own
+        clock.advance(6)
+        assert store.leases.holder("shard") is None
+
+    def test_a_lease_can_be_under_those_alone_that_expire_by_themselves(self, store: Store) -> None:
+        above = acquired(store, "process/1", "p", 10)
+        below = acquired(store, "shard", "a", under=above)
+        for name, under in (("more", below), ("process/1", above)):
+            with pytest.raises(UsageError):
+                store.leases.acquire(name, "p", 10, under=under)
+        assert store.leases.holder("process/1") == above
+        assert store.leases.holder("more") is None
+
+    def test_names_of_owners_and_leases_may_hold_anything(self, store: Store) -> None:
+        for odd in ('["a", "process/1"]', "a,b", 'a"', "a\0b", "grüße/1", "-1"):
+            above = acquired(store, f"process/{odd}", odd, 10)
+            below = acquired(store, f"shard/{odd}", odd, under=above)
+            assert store.leases.holder(below.name) == below
+            assert store.leases.acquire(below.name, f"{odd}!", 10) is None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.ports import Store
-from penstock.rows import Parked, ParkedFilter, Partition, Shard, TopicInfo
+from penstock.rows import Parked, ParkedFilter, Partition, Shard, TopicInfo, Waiting
 from penstock.testing.conformance.builders import a_parked, a_shard, an_event, fill, park, subscribe
 from penstock.testing.conformance.opening import StoreOpening, a_topic
 
@@ -20,7 +20,7 @@ def billing(topic: TopicInfo, **wanted: Any) -> ParkedFilter:
     return ParkedFilter(log_id=topic.log_id, subscription="billing", **wanted)
 
 
-def places(rows: Iterable[Parked]) -> list[tuple[int, int]]:
+def places(rows: Iterable[Parked | Waiting]) -> list[tuple[int, int]]:
     """Return the partition and offset of each row."""
     return [(row.shard.partition, row.offset) for row in rows]
 
@@ -135,6 +135,11 @@ class ParkedRowsConformance(StoreOpening):
             ({"parked_from": 200, "parked_until": 400}, [2, 3]),
             ({"job": "x"}, [1]),
             ({"job": ""}, [2, 4, 3]),
+            ({"offsets": frozenset({2, 3, 77})}, [2, 3]),
+            ({"offsets": frozenset(range(2, 5_000))}, [2, 4, 3]),
+            ({"offsets": frozenset()}, []),
+            ({"offsets": frozenset({1, 3, 4}), "partition": 0}, [1, 4]),
+            ({"offsets": frozenset({1, 2}), "slots": frozenset({5})}, [2]),
             ({"states": frozenset({"dead"}), "partition": 1, "lane": 7}, []),
         ]
         for fields, offsets in wanted:
@@ -167,6 +172,54 @@ class ParkedRowsConformance(StoreOpening):
         assert places(store.parked.due(billing(topic), 300)) == everything
         assert places(store.parked.due(billing(topic), 300, limit=2)) == everything[:2]
         assert places(store.parked.due(billing(topic, partition=1), 300)) == [(1, 2)]
+
+    def test_waiting_rows_come_without_their_events_by_position_due_or_not(
+        self, store: Store, topic: TopicInfo
+    ) -> None:
+        shard = filled(store, topic)
+        one = shard._replace(partition=1, slot=4)
+        park(
+            store,
+            a_parked(one, 2, state="waiting", lane=-5, due_at=100, attempts=3, replay=1),
+            a_parked(shard, 10, state="waiting", due_at=200),
+            a_parked(shard, 9, state="waiting", due_at=900, lane=8),
+            a_parked(shard, 6),
+            a_parked(shard, 7, state="done"),
+        )
+        everything = [
+            Waiting(shard, 9, lane=8, due_at=900, attempts=0, replay=0),
+            Waiting(shard, 10, lane=7, due_at=200, attempts=0, replay=0),
+            Waiting(one, 2, lane=-5, due_at=100, attempts=3, replay=1),
+        ]
+        assert store.parked.waiting(billing(topic)) == everything
+        wanted: list[tuple[dict[str, Any], list[int]]] = [
+            ({"slots": frozenset({4})}, [2]),
+            ({"partition": 0}, [9, 10]),
+            ({"lane": 8}, [9]),
+            ({"offsets": frozenset({2, 6, 10})}, [10, 2]),
+            ({"states": frozenset({"waiting", "dead"})}, [9, 10, 2]),
+            ({"states": frozenset({"dead", "done"})}, []),
+        ]
+        for fields, offsets in wanted:
+            assert [row.offset for row in store.parked.waiting(billing(topic, **fields))] == offsets, fields
+        assert store.parked.replay(billing(topic), now=0) == 1
+        assert [row.offset for row in store.parked.waiting(billing(topic))] == [6, 9, 10, 2]
+
+    def test_every_call_keeps_to_the_offsets_of_a_filter(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        one = shard._replace(partition=1)
+        park(store, *(a_parked(where, offset, due_at=9 - offset) for where in (shard, one) for offset in range(5)))
+        some = billing(topic, offsets=frozenset({1, 3}))
+        assert places(store.parked.page(some)) == [(0, 1), (0, 3), (1, 1), (1, 3)]
+        assert places(store.parked.page(some, after=(0, 1), limit=2)) == [(0, 3), (1, 1)]
+        assert store.parked.count(some) == {"waiting": 0, "dead": 4, "done": 0}
+        assert store.parked.replay(some, now=5, limit=3) == 3
+        assert places(store.parked.due(some, 5)) == places(store.parked.waiting(some)) == [(0, 1), (0, 3), (1, 1)]
+        assert store.parked.stamp(billing(topic, offsets=frozenset({3}), partition=1), "job") == 1
+        assert places(store.parked.page(billing(topic, job="job"))) == [(1, 3)]
+        assert store.parked.purge(some) == 1
+        left = [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2), (1, 4)]
+        assert places(store.parked.page(billing(topic))) == left
 
     # --- changing ------------------------------------------------------------------------------
 

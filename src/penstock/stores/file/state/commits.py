@@ -25,7 +25,7 @@ from penstock.stores.file.state.leases import check_fence
 from penstock.stores.file.state.parked import ParkedKey, parked_values
 from penstock.stores.file.state.payloads import Place
 from penstock.stores.file.state.schema import CURSORS, PARKED, SETTLEMENTS, SUBSCRIPTIONS
-from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, Tally, read_tally, write_tally
+from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, Tally, raise_revision, read_tally, write_tally
 from penstock.stores.file.state.witnesses import (
     DELETE_CURSOR,
     NO_CURSOR,
@@ -111,6 +111,7 @@ class Step:
         self._records: list[bytes] = []
         self._cursors_added = 0
         self._parked_added = 0
+        self._generation_raised = False
         self._cursor_rows = read_tally(connection, CURSORS)
         self._parked_rows = read_tally(connection, PARKED)
         self._settlements = read_tally(connection, SETTLEMENTS)
@@ -127,6 +128,8 @@ class Step:
             if refusal is None:
                 self._take(commit, refers)
         self._write_cursors(now)
+        if self._generation_raised:
+            raise_revision(self._connection)
         self._write_parked()
         self._write_settlements()
         return answers
@@ -225,8 +228,12 @@ class Step:
     def _take(self, commit: Commit, references: Sequence[tuple[int, bytes]]) -> None:
         for cursor in commit.cursors:
             shard = cursor.shard
-            if self._position(shard) == NO_CURSOR:
+            position = self._position(shard)
+            if position == NO_CURSOR:
                 self._cursors_added += 1
+                position = 0
+            if cursor.generation > position >> 64:
+                self._generation_raised = True
             self._cursors[shard] = cursor
             self._positions[shard] = position_of(cursor.generation, cursor.next_offset)
         for shard in commit.finished:

@@ -18,6 +18,7 @@ from penstock.stores.file.state.payloads import Payload, Place, a_payload
 from penstock.stores.file.state.schema import CURSORS, SETTLEMENTS, SUBSCRIPTIONS
 from penstock.stores.file.state.tallies import (
     OTHER_ROWS_MAX,
+    Tally,
     change_rows,
     check_room,
     read_tally,
@@ -94,14 +95,17 @@ class FileCursors:
             new = {cursor.shard: cursor for cursor in cursors if cursor.shard not in present}
             for cursor in new.values():
                 _check_end(cursor, bounds[log_id, cursor.shard.partition])
+            tally = read_tally(connection, SUBSCRIPTIONS)
             added = int(read_subscription(connection, log_id, name) is None)
-            check_room(read_tally(connection, SUBSCRIPTIONS), added, OTHER_ROWS_MAX, "the limit of subscriptions")
+            if added:
+                self._witnesses.subscriptions.check(connection, tally)
+            check_room(tally, added, OTHER_ROWS_MAX, "the limit of subscriptions")
             check_room(read_tally(connection, CURSORS), len(new), self._limits.cursors, "the limit of cursors")
-            self._witnesses.positions.forget()
+            self._witnesses.positions.drop(new)
             connection.execute(REPLACE_SUBSCRIPTION, subscription_row(subscription, len(present) + len(new)))
             now = self._clock.time_us()
             connection.executemany(REPLACE_CURSOR, [cursor_row(cursor, now) for cursor in new.values()])
-            change_rows(connection, SUBSCRIPTIONS, added)
+            write_tally(connection, SUBSCRIPTIONS, Tally(tally.rows + added, tally.last + 1))
             change_rows(connection, CURSORS, len(new))
 
         self._control.write(work)
@@ -129,6 +133,15 @@ class FileCursors:
         self._log.check_open()
         rows = self._control.read(read_subscriptions)
         return [subscription_of(values) for values in rows if log_id in {None, values[0]}]
+
+    def subscription(self, log_id: str, name: str) -> Subscription | None:
+        self._log.check_open()
+        values = self._control.read(lambda connection: read_subscription(connection, log_id, name))
+        return None if values is None else subscription_of(values)
+
+    def revision(self) -> int:
+        self._log.check_open()
+        return self._control.read(lambda connection: read_tally(connection, SUBSCRIPTIONS).last)
 
     # --- progress ------------------------------------------------------------------------------
 

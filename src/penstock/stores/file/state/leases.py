@@ -5,29 +5,39 @@ A released lease stays as a row without an owner, which says whether the release
 
 Times are those of the machine's boot clock; a row of another boot has expired. So has, at once, the lease of a process
 that is dead, as its member byte tells.
+
+A lease under another has no time. Its `expires_at` is the epoch of the one above, negative, which no time is; and its
+`owner` is a JSON array of the owner and the name of the one above. So the row is never written while the lease above is
+renewed, and the one above need not know what is under it.
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import Fenced, LeaseLost, UsageError
-from penstock.rows import Lease
+from penstock.rows import Fence, Lease
 from penstock.stores.file.state.schema import LEASES
-from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, Tally, check_room, read_tally, write_tally
+from penstock.stores.file.state.tallies import (
+    OTHER_ROWS_MAX,
+    Completeness,
+    Tally,
+    check_room,
+    read_tally,
+    write_tally,
+)
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-    from penstock.rows import Fence
     from penstock.stores.file.platform import Platform
     from penstock.stores.file.state.database import Databases
     from penstock.stores.file.state.logview import LogView
 
 SELECT_LEASE = "SELECT name, owner, epoch, expires_at, boot_id, member, clean, crc FROM leases WHERE name = ?"
 REPLACE_LEASE = "REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-COUNT_LEASES = "SELECT count(*) FROM leases"
 
 NOBODY = ""
 """The owner of a lease that was released."""
@@ -38,6 +48,7 @@ class LeaseRow(NamedTuple):
 
     name: str
     owner: str
+    """Or the pair of it and the lease above."""
     epoch: int
     expires_at: float
     boot_id: bytes
@@ -45,9 +56,25 @@ class LeaseRow(NamedTuple):
     clean: int
 
     @property
-    def lease(self) -> Lease:
-        """The lease as the port shows it."""
-        return Lease(self.name, self.owner, self.epoch, self.expires_at, bool(self.clean))
+    def above(self) -> Fence | None:
+        """The lease that it is under."""
+        return Fence(self._pair[1], int(-self.expires_at)) if self.expires_at < 0 else None
+
+    def is_of(self, owner: str) -> bool:
+        """Say whether this owner acquired it last."""
+        return owner == (self._pair[0] if self.expires_at < 0 else self.owner)
+
+    def lease(self, above: LeaseRow | None = None) -> Lease:
+        """Return the lease as the port shows it."""
+        if above is None:
+            return Lease(self.name, self.owner, self.epoch, self.expires_at, bool(self.clean))
+        fence = Fence(above.name, above.epoch)
+        return Lease(self.name, self._pair[0], self.epoch, above.expires_at, bool(self.clean), fence)
+
+    @property
+    def _pair(self) -> tuple[str, str]:
+        owner, above = json.loads(self.owner)
+        return owner, above
 
 
 def read_lease(connection: sqlite3.Connection, name: str) -> LeaseRow | None:
@@ -76,6 +103,8 @@ class FileLeases:
         is_alive: Callable[[int], bool],
     ) -> None:
         self._control = databases.control
+        # A lease without a row is a new one, unless its row has vanished: its owner may have left something in flight.
+        self._completeness = Completeness(databases.control, LEASES)
         # In a file that lost rows, nobody knows how the last owner of a lease without a row has ended.
         self._unknown_is_clean = not databases.identity.rebuilt
         self._log = log
@@ -84,26 +113,35 @@ class FileLeases:
         self._member = member
         self._is_alive = is_alive
 
-    def acquire(self, name: str, owner: str, seconds: float) -> Lease | None:
+    def acquire(self, name: str, owner: str, seconds: float, *, under: Lease | None = None) -> Lease | None:
         self._log.check_open()
         if not owner:
             raise UsageError(f"lease {name!r} cannot be held by nobody: give its owner a name")
+        if under is not None and (under.name == name or under.under is not None):
+            raise UsageError(f"lease {name!r} cannot be under {under.name!r}: take another that expires by itself")
 
         def work(connection: sqlite3.Connection) -> Lease | None:
+            above = None if under is None else self._above(connection, under.fence)
+            if under is not None and above is None:
+                raise LeaseLost(f"lease {under.name!r} is not held with epoch {under.epoch} any more")
             last = read_lease(connection, name)
-            if last is not None and self._is_held(last) and last.owner != owner:
+            if last is not None and not last.is_of(owner) and self._held(connection, last):
                 return None
             tally = read_tally(connection, LEASES)
             if last is None:
-                _check_none_vanished(connection, tally)
+                self._completeness.check(connection, tally)
                 check_room(tally, 1, OTHER_ROWS_MAX, "the limit of leases")
                 clean = self._unknown_is_clean
             else:
                 clean = last.owner == NOBODY and bool(last.clean)
             row = self._row(name, owner, tally.last + 1, seconds, clean=clean)
+            if above is not None:
+                row = row._replace(
+                    owner=json.dumps([owner, above.name], ensure_ascii=False), expires_at=-float(above.epoch)
+                )
             _write(connection, [row])
             write_tally(connection, LEASES, Tally(tally.rows + (last is None), row.epoch))
-            return row.lease
+            return row.lease(above)
 
         return self._control.write(work)
 
@@ -111,13 +149,17 @@ class FileLeases:
         self._log.check_open()
 
         def work(connection: sqlite3.Connection) -> list[Lease]:
-            renewed = []
+            renewed: list[Lease] = []
             for lease in leases:
                 row = read_lease(connection, lease.name)
-                if row is not None and row.epoch == lease.epoch and self._is_held(row):
-                    renewed.append(self._row(row.name, row.owner, row.epoch, seconds, clean=bool(row.clean)))
-            _write(connection, renewed)
-            return [row.lease for row in renewed]
+                held = self._held(connection, row) if row is not None and row.epoch == lease.epoch else None
+                if row is not None and held is not None and held.under is None:
+                    row = self._row(row.name, row.owner, row.epoch, seconds, clean=bool(row.clean))
+                    _write(connection, [row])
+                    held = row.lease()
+                if held is not None:
+                    renewed.append(held)
+            return renewed
 
         return self._control.write(work)
 
@@ -134,28 +176,41 @@ class FileLeases:
 
     def holder(self, name: str) -> Lease | None:
         self._log.check_open()
-        row = self._control.read(lambda connection: read_lease(connection, name))
-        return row.lease if row is not None and self._is_held(row) else None
+
+        def work(connection: sqlite3.Connection) -> Lease | None:
+            row = read_lease(connection, name)
+            return None if row is None else self._held(connection, row)
+
+        return self._control.read(work)
 
     def _row(self, name: str, owner: str, epoch: int, seconds: float, *, clean: bool) -> LeaseRow:
-        expires_at = self._clock.monotonic() + seconds
+        expires_at = max(self._clock.monotonic() + seconds, 0.0)  # what is negative is no time
         return LeaseRow(name, owner, epoch, expires_at, self._boot_id, self._member, int(clean))
 
-    def _is_held(self, row: LeaseRow) -> bool:
+    def _held(self, connection: sqlite3.Connection, row: LeaseRow) -> Lease | None:
+        """Return the lease if somebody holds it."""
+        if not self._is_owned(row):
+            return None
+        if row.above is not None:
+            above = self._above(connection, row.above)
+            return None if above is None else row.lease(above)
+        return row.lease() if row.expires_at > self._clock.monotonic() else None
+
+    def _above(self, connection: sqlite3.Connection, fence: Fence) -> LeaseRow | None:
+        """Return the row of a lease that others are under, if it is held with this epoch."""
+        row = read_lease(connection, fence.lease)
+        if row is None or row.epoch != fence.epoch or not self._is_owned(row):
+            return None
+        return row if row.expires_at > self._clock.monotonic() else None
+
+    def _is_owned(self, row: LeaseRow) -> bool:
+        """Say whether it has an owner who lives, whatever the time."""
         return (
             row.owner != NOBODY
             and row.boot_id == self._boot_id
-            and row.expires_at > self._clock.monotonic()
             and (row.member == self._member or self._is_alive(row.member))
         )
 
 
 def _write(connection: sqlite3.Connection, rows: Sequence[LeaseRow]) -> None:
     connection.executemany(REPLACE_LEASE, [LEASES.seal(row) for row in rows])
-
-
-def _check_none_vanished(connection: sqlite3.Connection, tally: Tally) -> None:
-    """Make sure that a lease without a row never had one: its last owner may have left something in flight."""
-    [count] = connection.execute(COUNT_LEASES).fetchone()
-    if count != tally.rows:
-        raise LEASES.damaged(f"it has {count:,} rows and should have {tally.rows:,}")

@@ -6,10 +6,12 @@ import json
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from penstock.rows import Parked, ParkedFilter, ParkedState, Shard
+from msgspec import structs
+
+from penstock.rows import Parked, ParkedFilter, ParkedState, Shard, Waiting
 from penstock.stores.file.state.payloads import Place
 from penstock.stores.file.state.schema import PARKED
-from penstock.stores.file.state.tallies import change_rows
+from penstock.stores.file.state.tallies import change_rows, raise_revision
 
 if TYPE_CHECKING:
     import sqlite3
@@ -20,26 +22,49 @@ if TYPE_CHECKING:
     from penstock.stores.file.state.payloads import Payloads
     from penstock.stores.file.state.sealing import Row
 
+COLUMNS = """
+parked.log_id, parked.subscription, parked.partition, parked.offset, slot, state, lane, due_at, attempts, replay,
+error_type, error_message, parked_at, last_retry_at, job, version, digest, crc
+"""
 # What a field is None for does not matter.
 MATCHING = """
-SELECT log_id, subscription, partition, offset, slot, state, lane, due_at, attempts, replay, error_type,
-    error_message, parked_at, last_retry_at, job, version, digest, crc FROM parked
-WHERE log_id = :log_id AND subscription = :subscription
     AND (:states IS NULL OR state IN (SELECT value FROM json_each(:states)))
     AND (:slots IS NULL OR slot IN (SELECT value FROM json_each(:slots)))
-    AND (:partition IS NULL OR partition = :partition)
+    AND (:partition IS NULL OR parked.partition = :partition)
     AND (:lane IS NULL OR lane = :lane)
     AND (:error_type IS NULL OR error_type = :error_type)
     AND (:parked_from IS NULL OR parked_at >= :parked_from)
     AND (:parked_until IS NULL OR parked_at < :parked_until)
     AND (:job IS NULL OR job = :job)
 """
-SELECT_PAGE = f"{MATCHING} AND (partition, offset) > (:after_partition, :after_offset) " + (
-    "ORDER BY partition, offset LIMIT :limit"
+OF_SUBSCRIPTION = f"""
+WHERE log_id = :log_id AND subscription = :subscription
+    AND (:offsets IS NULL OR offset IN (SELECT value FROM json_each(:offsets))) {MATCHING}
+"""  # noqa: S608 - here and below, what is put together is ours
+FROM_ALL = f"SELECT {COLUMNS} FROM parked {OF_SUBSCRIPTION}"  # noqa: S608
+FROM_WAITING = f"SELECT {COLUMNS} FROM parked INDEXED BY parked_due {OF_SUBSCRIPTION}"  # noqa: S608
+# Each offset is looked up in each partition that has rows, so that the others cost nothing, however many there are.
+FROM_OFFSETS = f"""
+WITH RECURSIVE places (place) AS (
+    SELECT coalesce(:partition, (
+        SELECT min(partition) FROM parked WHERE log_id = :log_id AND subscription = :subscription))
+    UNION ALL
+    SELECT (
+        SELECT min(partition) FROM parked
+        WHERE log_id = :log_id AND subscription = :subscription AND partition > place)
+    FROM places WHERE place IS NOT NULL AND :partition IS NULL
 )
-SELECT_DUE = f"{MATCHING} AND state = 'waiting' AND due_at <= :now " + (
-    "ORDER BY due_at, partition, offset LIMIT :limit"
-)
+SELECT {COLUMNS} FROM places CROSS JOIN json_each(:offsets) AS wanted CROSS JOIN parked
+WHERE parked.log_id = :log_id AND parked.subscription = :subscription AND parked.partition = place
+    AND parked.offset = wanted.value {MATCHING}
+"""  # noqa: S608
+PAGE = """ AND (parked.partition, parked.offset) > (:after_partition, :after_offset)
+ORDER BY parked.partition, parked.offset LIMIT :limit"""
+DUE = """ AND state = 'waiting' AND due_at <= :now
+ORDER BY due_at, parked.partition, parked.offset LIMIT :limit"""
+SELECT_PAGE, SELECT_PAGE_OF_OFFSETS = FROM_ALL + PAGE, FROM_OFFSETS + PAGE
+SELECT_DUE, SELECT_DUE_OF_OFFSETS = FROM_ALL + DUE, FROM_OFFSETS + DUE
+SELECT_WAITING = FROM_WAITING + " AND state = 'waiting' LIMIT :limit"
 UPDATE_PARKED = """
 UPDATE parked SET state = ?, due_at = ?, attempts = ?, replay = ?, job = ?, crc = ?
 WHERE log_id = ? AND subscription = ? AND partition = ? AND offset = ?
@@ -49,6 +74,8 @@ DELETE_PARKED = "DELETE FROM parked WHERE log_id = ? AND subscription = ? AND pa
 
 ROWS_AT_A_TIME = 5_000
 EVENTS_AT_A_TIME = 500
+OFFSETS_SINGLY_MAX = 1_000
+"""Up to so many offsets are looked up one by one; for more, all rows of the subscription are looked at."""
 
 # Where a row's values are.
 _STATE, _DUE_AT, _ATTEMPTS, _REPLAY, _JOB = 5, 7, 8, 9, 14
@@ -117,22 +144,43 @@ class FileParkedRows:
     def count(self, filter: ParkedFilter) -> dict[ParkedState, int]:
         self._log.check_open()
         counts: dict[ParkedState, int] = {"waiting": 0, "dead": 0, "done": 0}
-        after: tuple[int, int] | None = None
-        while True:
-            # Page by page, so that a long count is no long reader.
-            rows = self._control.read(lambda connection: _page(connection, filter, after, ROWS_AT_A_TIME))  # noqa: B023
+        for rows in self._read_pages(filter):
             for values in rows:
                 counts[values[_STATE]] += 1
-            if len(rows) < ROWS_AT_A_TIME:
-                return counts
-            after = rows[-1][2:4]
+        return counts
 
     def due(self, filter: ParkedFilter, now: int, *, limit: int = 100) -> list[Parked]:
         self._log.check_open()
         wanted = _parameters(filter) | {"now": now, "limit": max(limit, 0)}
+        statement = SELECT_DUE_OF_OFFSETS if _few_offsets(filter) else SELECT_DUE
         return self._with_events(
-            lambda connection: PARKED.checked_all(connection.execute(SELECT_DUE, wanted).fetchall())
+            lambda connection: PARKED.checked_all(connection.execute(statement, wanted).fetchall())
         )
+
+    def waiting(self, filter: ParkedFilter) -> list[Waiting]:
+        self._log.check_open()
+        states: frozenset[ParkedState] = frozenset({"waiting"})
+        filter = structs.replace(filter, states=states if filter.states is None else states & filter.states)
+        if not _few_offsets(filter):
+            # Most often few rows wait and many are dead, so that the index of those that wait is the short way. If
+            # they are many, they are read by their place, which does not change while others write.
+            wanted = _parameters(filter) | {"limit": ROWS_AT_A_TIME}
+            rows = self._control.read(lambda connection: connection.execute(SELECT_WAITING, wanted).fetchall())
+            if len(rows) < ROWS_AT_A_TIME:
+                return sorted(
+                    map(_waiting, PARKED.checked_all(rows)), key=lambda row: (row.shard.partition, row.offset)
+                )
+        return [_waiting(values) for page in self._read_pages(filter) for values in page]
+
+    def _read_pages(self, filter: ParkedFilter) -> Iterator[list[Row]]:
+        """Go through all rows that are meant, each part from a snapshot of its own: a long answer is no long reader."""
+        after: tuple[int, int] | None = None
+        while True:
+            rows = self._control.read(lambda connection: _page(connection, filter, after, ROWS_AT_A_TIME))  # noqa: B023
+            yield rows
+            if len(rows) < ROWS_AT_A_TIME:
+                return
+            after = rows[-1][2:4]
 
     def _with_events(self, select: Callable[[sqlite3.Connection], list[Row]]) -> list[Parked]:
         """Return the selected rows with their events."""
@@ -183,6 +231,8 @@ class FileParkedRows:
                 changed += len(new)
                 if limit is not None and changed >= limit:
                     break
+            if changed:
+                raise_revision(connection)
             return changed
 
         return self._control.write(work)
@@ -198,6 +248,8 @@ class FileParkedRows:
                 self._payloads.doom(connection, [place_of(values) for values in gone])
                 purged += len(gone)
             change_rows(connection, PARKED, -purged)
+            if purged:
+                raise_revision(connection)
             return purged
 
         purged = self._control.write(work)
@@ -208,7 +260,8 @@ class FileParkedRows:
 def _page(connection: sqlite3.Connection, wanted: ParkedFilter, after: tuple[int, int] | None, limit: int) -> list[Row]:
     partition, offset = (-1, -1) if after is None else after
     place = {"after_partition": partition, "after_offset": offset, "limit": limit}
-    return PARKED.checked_all(connection.execute(SELECT_PAGE, _parameters(wanted) | place).fetchall())
+    statement = SELECT_PAGE_OF_OFFSETS if _few_offsets(wanted) else SELECT_PAGE
+    return PARKED.checked_all(connection.execute(statement, _parameters(wanted) | place).fetchall())
 
 
 def _pages(connection: sqlite3.Connection, wanted: ParkedFilter) -> Iterator[list[Row]]:
@@ -217,6 +270,10 @@ def _pages(connection: sqlite3.Connection, wanted: ParkedFilter) -> Iterator[lis
     while rows := _page(connection, wanted, after, ROWS_AT_A_TIME):
         yield rows
         after = rows[-1][2:4]
+
+
+def _few_offsets(wanted: ParkedFilter) -> bool:
+    return wanted.offsets is not None and len(wanted.offsets) <= OFFSETS_SINGLY_MAX
 
 
 def _parameters(wanted: ParkedFilter) -> dict[str, Any]:
@@ -231,7 +288,13 @@ def _parameters(wanted: ParkedFilter) -> dict[str, Any]:
         "parked_from": wanted.parked_from,
         "parked_until": wanted.parked_until,
         "job": wanted.job,
+        "offsets": None if wanted.offsets is None else json.dumps(sorted(wanted.offsets)),
     }
+
+
+def _waiting(values: Row) -> Waiting:
+    log_id, subscription, partition, offset, slot, _, lane, due_at, attempts, replay, *_ = values
+    return Waiting(Shard(log_id, subscription, slot, partition), offset, lane, due_at, attempts, replay)
 
 
 def _parked(values: Row, event: Any) -> Parked:

@@ -292,6 +292,9 @@ def _tally(new: sqlite3.Connection, table: Table, before: Tally | None, platform
     if table is LEASES:
         # To give out an epoch takes longer than a microsecond, so none can be above this.
         last = max(last, platform.clock.time_us(), *new.execute(LAST_EPOCH).fetchone())
+    elif table is SUBSCRIPTIONS:
+        # The revision: another one than ever before, and it takes longer than a microsecond to change, too.
+        last = max(last + 1, platform.clock.time_us())
     elif table is MANIFESTS:
         last = max(last, *new.execute(LAST_MANIFEST).fetchone())
     elif table is SETTLEMENTS:

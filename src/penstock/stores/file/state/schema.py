@@ -7,7 +7,8 @@ believes without looking.
 * `identity`: one row; the store's id, which file this is, the lasting producer of the schedule, and whether the file
   was ever rebuilt;
 * `tallies`: for each table how many rows there are, and the last number that was given out. A limit is checked
-  without counting, numbers never come again, and rows that vanished are missed;
+  without counting, numbers never come again, and rows that vanished are missed. The last number of `subscriptions` is
+  the revision (see `Cursors.revision`);
 * `subscriptions`, with the number of their cursors; `cursors`; `parked`, which point to a payload in `bulk.db`;
 * `settlements`: records, several to a row, with dense numbers;
 * `leases`; `schedule` and the next `sequences` of each partition; `manifests` and who owns their `sinks`;

@@ -13,11 +13,11 @@ import msgspec
 from penstock.errors import UsageError
 from penstock.rows import Cursor, Shard, Subscription
 from penstock.stores.file.state.schema import CURSORS, PARKED, SCHEDULE, SEQUENCES, SUBSCRIPTIONS
-from penstock.stores.file.state.tallies import change_rows, read_tally
+from penstock.stores.file.state.tallies import Completeness, change_rows, raise_revision, read_tally
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from penstock.rows import Partition
     from penstock.stores.file.state.database import Database
@@ -189,6 +189,11 @@ class Positions:
             self._era = era
         return self._known
 
+    def drop(self, shards: Iterable[Shard]) -> None:
+        """Forget where these are."""
+        for shard in shards:
+            self._known.pop(shard, None)
+
     def forget(self) -> None:
         """Forget all."""
         self._known = {}
@@ -205,6 +210,7 @@ class Witnesses:
         self._control = control
         self._payloads = payloads
         self.positions = Positions(control)
+        self.subscriptions = Completeness(control, SUBSCRIPTIONS)
 
     def witness(self, partition: Partition) -> int:
         """Return the end that the partition must have had: no cursor and no parked row is beyond it; 0 if none."""
@@ -255,6 +261,7 @@ class Witnesses:
     def forget_subscription(self, connection: sqlite3.Connection, log_id: str, name: str) -> None:
         """Remove a subscription with its cursors and parked rows, in the caller's transaction."""
         self.positions.forget()
+        raise_revision(connection)
         key = (log_id, name)
         connection.execute(DOOM_PARKED, key)
         for table, statement in (
