@@ -12,10 +12,16 @@ if TYPE_CHECKING:
     from penstock.batch import Batch as Batch
     from penstock.batch import StoredEvent as StoredEvent
     from penstock.bus.bus import Bus as Bus
+    from penstock.bus.consumer import Consumer as Consumer
+    from penstock.bus.consumer import DeliveredBatch as DeliveredBatch
+    from penstock.bus.consumer import Delivery as Delivery
     from penstock.bus.delayed import ScheduledReceipt as ScheduledReceipt
+    from penstock.bus.deliveries import Checkpoint as Checkpoint
+    from penstock.bus.deliveries import Retry as Retry
     from penstock.bus.publisher import Prepared as Prepared
     from penstock.bus.publisher import Receipt as Receipt
     from penstock.bus.topic import Topic as Topic
+    from penstock.engine.lag import LagInfo as LagInfo
     from penstock.events import Event as Event
     from penstock.events import event as event
     from penstock.events import upcaster as upcaster
@@ -30,10 +36,16 @@ _HOMES = {
     "Batch": "penstock.batch",
     "StoredEvent": "penstock.batch",
     "Bus": "penstock.bus.bus",
+    "Consumer": "penstock.bus.consumer",
+    "DeliveredBatch": "penstock.bus.consumer",
+    "Delivery": "penstock.bus.consumer",
     "ScheduledReceipt": "penstock.bus.delayed",
+    "Checkpoint": "penstock.bus.deliveries",
+    "Retry": "penstock.bus.deliveries",
     "Prepared": "penstock.bus.publisher",
     "Receipt": "penstock.bus.publisher",
     "Topic": "penstock.bus.topic",
+    "LagInfo": "penstock.engine.lag",
     "Event": "penstock.events",
     "event": "penstock.events",
     "upcaster": "penstock.events",

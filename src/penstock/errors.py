@@ -9,6 +9,7 @@
         + TooLarge                 an event, a batch or its headers exceed a limit
         + UnknownTopic             no topic of that name; the nearest one is suggested
         + TopicMismatch            a topic exists, but not as declared
+        + SubscriptionMismatch     a subscription exists, but not in this way
         + BusClosed                the bus was used after it was closed
       - SparkUnavailable           Spark cannot run here; says what to install
       - SettingsError              a setting has a wrong name, type or value
@@ -39,6 +40,8 @@
         + LeaseError
           . LeaseLost              the lease expired or was taken over
           . Fenced                 a write carried a stale fencing epoch and was refused
+          . StaleDelivery          an event is settled by whom it is not held any more
+        + SubscriptionBusy         another consumer has an exclusive subscription
         + TrimRefused              a protected subscription has not passed these events
         + StaleCursor              a cursor would move backwards within its generation
         + SinkConflict             a sink belongs to another query, or is past this batch
@@ -126,6 +129,10 @@ class UnknownTopic(UsageError):
 
 class TopicMismatch(UsageError):
     """Raised when a topic exists with other properties than declared, such as its partitions."""
+
+
+class SubscriptionMismatch(UsageError):
+    """Raised when a subscription exists in another mode than asked for. Nothing was changed."""
 
 
 class BusClosed(UsageError):
@@ -352,6 +359,33 @@ class LeaseLost(LeaseError):
 
 class Fenced(LeaseError):
     """Raised when a write carries a stale fencing epoch. Nothing was written."""
+
+
+class StaleDelivery(LeaseError):
+    """Raised when an event is settled by a consumer that does not hold it any more: its shard was lost, or moved.
+
+    Nothing was settled. Whoever has the shard now is given the event again, or was already.
+    """
+
+    def __init__(self, shard: str, why: str) -> None:
+        super().__init__(f"{shard} is not held any more: {why}; its events are delivered to whoever has it now")
+        self.shard = shard
+
+
+class SubscriptionBusy(StoreError):
+    """Raised when an exclusive subscription has a consumer already.
+
+    Wait for its end, choose `failover` for a consumer that stands by, or give the same `consumer_id` to take over.
+    """
+
+    def __init__(self, topic: str, name: str, owner: str) -> None:
+        super().__init__(
+            f"subscription {name!r} of topic {topic!r} is exclusive, and consumer {owner!r} has it: wait for its end, use mode "
+            f"'failover' to stand by, or give the same consumer_id to take over"
+        )
+        self.topic = topic
+        self.name = name
+        self.owner = owner
 
 
 class TrimRefused(StoreError):

@@ -138,8 +138,13 @@ class Log(Protocol):
 class Cursors(Protocol):
     """Subscriptions and their progress."""
 
-    def put_subscription(self, subscription: Subscription, cursors: Sequence[Cursor] = ()) -> None:
+    def put_subscription(
+        self, subscription: Subscription, cursors: Sequence[Cursor] = (), *, existing: bool = False
+    ) -> None:
         """Create a subscription with its first cursors, as one; or replace what it says of itself.
+
+        With `existing` it is only replaced: `UnknownSubscription` if it is not there, so that a change of one that is
+        deleted meanwhile does not bring it back.
 
         Give a cursor for every shard that it will have: retention protects what a cursor has not passed, and
         a shard without one is nobody's. Cursors that are there already stay as they are.
@@ -176,6 +181,8 @@ class Cursors(Protocol):
         `Fenced` for a stale epoch, `StaleCursor` for a cursor that would move back within its
         generation or to a lower one, `BeyondEnd` for one past the end of the log, `StoreFull` for parked
         rows over the limit, `TopicDeleted` and `UnknownSubscription` for what is gone.
+        A cursor that goes to a higher generation, under whichever fence, must follow the one that is there: `StaleCursor`
+        if its number is below that one's, or not above it though the commit has a settlement record.
         """
 
     def settlements(self, limit: int) -> list[Settlement]:

@@ -212,6 +212,18 @@ class FileSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySettings:
+    """How a process takes part in delivery."""
+
+    lease_seconds: float = setting(
+        10.0,
+        "How long a process that is frozen keeps its shards, at least 0.5; one that is killed keeps none.",
+        unit="s",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Every setting, at its default unless given."""
 
@@ -223,6 +235,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     file: FileSettings = field(default_factory=FileSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
+    delivery: DeliverySettings = field(default_factory=DeliverySettings)
 
 
 def _walk(group: Any, prefix: str = "") -> Iterator[tuple[str, Setting]]:

@@ -15,13 +15,14 @@ publish under way end. A closed bus stays closed and says so. ::
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from penstock.batch import Batch, StoredEvent
 from penstock.bus.delayed import Delayed, ScheduledReceipt, delayed_id, due_us
+from penstock.bus.deliveries import Checkpoint, Deliveries, Retry, policy_changes
 from penstock.bus.directory import TopicDirectory
 from penstock.bus.entrances import Entrances
 from penstock.bus.local import Local
@@ -40,7 +41,12 @@ if TYPE_CHECKING:
     import sqlite3
     from types import TracebackType
 
+    from penstock.bus.consumer import Consumer
+    from penstock.engine.lag import LagInfo
+    from penstock.engine.policy import Exhausted
     from penstock.ports import Backend, Store
+    from penstock.rows import Subscription
+    from penstock.runtime.subscriptions import Start
 
 T = TypeVar("T")
 
@@ -79,6 +85,7 @@ class Bus:
                 raise UsageError(f"topic {topic.name!r} is declared twice; declare it once, with all its classes")
         self._directory = TopicDirectory(self._declared, self._opened)
         self._entrances = Entrances(self._declared, self._clock, outbox)
+        self._deliveries = Deliveries(self._directory, self._clock, self._opened)
         self._delayed_number = count()
         self._opening = asyncio.Lock()
         self._backend: Backend | None = None
@@ -116,6 +123,7 @@ class Bus:
             self._directory.forget()
             if was == "open":
                 assert self._backend is not None
+                await self._deliveries.stop()
                 await self._entrances.stop()
                 await self._publisher.drained()
                 await self._backend.close()
@@ -152,6 +160,7 @@ class Bus:
                 settings = resolve({"url": self._given_url}).settings
             url = settings.url if self._given_url is None else self._given_url
             self._backend = Local(url, settings=settings, clock=self._clock, store=self._store)
+            self._deliveries.lease_seconds = settings.delivery.lease_seconds
             self._publisher_ = Publisher(self._backend, self._directory, settings.limits, self._clock)
         return self._backend
 
@@ -351,6 +360,105 @@ class Bus:
         event = declared.to_event(value, self._clock.time_us(), fields)
         self._check_limits(declared, event)
         outbox.stage(connection, [Staged(topic=declared.name, event=event)])
+
+    # --- subscriptions -----------------------------------------------------------------------
+
+    def consume(
+        self,
+        topic: Topic[T] | str,
+        name: str,
+        *,
+        mode: Literal["exclusive", "failover"],
+        start: Start = "earliest",
+        retry: Retry | None = None,
+        exhausted: Exhausted | None = None,
+        timeout: float | timedelta | None = None,
+        window: int | None = None,
+        window_bytes: int | None = None,
+        heartbeat: str | float | timedelta | None = None,
+        rate: float | None = None,
+        checkpoint: Checkpoint | Literal["each"] | None = None,
+        protect: bool | None = None,
+        consumer_id: str | None = None,
+        on_gap: Callable[[int, Gap], None] | None = None,
+    ) -> Consumer[T]:
+        """Return a consumer of the subscription `name`, which is created when it is first used.
+
+        * `mode`: `exclusive`, one consumer at a time, and a second one is refused; or `failover`, where it stands by.
+          Both keep the order of every key. It is fixed with the subscription.
+        * `start`: where a new subscription begins: `earliest`, `latest`, a time, an offset, or offsets by partition.
+        * `retry`, `exhausted` (`dead`, `halt` or `discard`), `timeout` (of a handler; 0 takes it away), `window`
+          (events in memory), `window_bytes`, `heartbeat` (a profile's name, seconds, or `off`), `rate` (events a
+          second, of all partitions together; 0 takes it away), `checkpoint`: the subscription's policy. It is stored;
+          what is not given stays as it is.
+        * `protect`: whether retention waits for this subscription; it does unless told not to.
+        * `consumer_id`: who this is. The same one again takes over from its own ghost.
+        * `on_gap`: called with partition and `Gap` when events are lost; the log tells of it in any case.
+        """
+        changes = policy_changes(
+            retry=retry, exhausted=exhausted, timeout=timeout, window_events=window, window_bytes=window_bytes,
+            heartbeat=heartbeat, rate=rate, checkpoint=checkpoint,
+        )  # fmt: skip
+        return self._deliveries.consumer(
+            topic,
+            name,
+            mode=mode,
+            start=start,
+            protect=protect,
+            consumer_id=consumer_id,
+            on_gap=on_gap,
+            changes=changes,
+        )
+
+    async def subscriptions(self, topic: Topic[T] | str) -> list[Subscription]:
+        """Return the subscriptions of a topic, by name."""
+        return await self._deliveries.subscriptions(topic)
+
+    async def lag(self, topic: Topic[T] | str | None = None, name: str | None = None) -> list[LagInfo]:
+        """Return how far subscriptions are behind, partition by partition: all, those of a topic, or one."""
+        return await self._deliveries.lag(topic, name)
+
+    async def seek(
+        self, topic: Topic[T] | str, name: str, to: Start, *, partition: int | None = None
+    ) -> dict[int, tuple[int, int]]:
+        """Move a subscription, whoever runs it; returns for each partition where it was and where it is.
+
+        What it passes over counts as skipped, what it goes back to is delivered again.
+        """
+        return await self._deliveries.seek(topic, name, to, partition)
+
+    async def change(
+        self,
+        topic: Topic[T] | str,
+        name: str,
+        *,
+        retry: Retry | None = None,
+        exhausted: Exhausted | None = None,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - it is the handlers'
+        window: int | None = None,
+        window_bytes: int | None = None,
+        heartbeat: str | float | timedelta | None = None,
+        rate: float | None = None,
+        checkpoint: Checkpoint | Literal["each"] | None = None,
+    ) -> Subscription:
+        """Change the policy of a subscription while it runs, whoever runs it; see `consume`."""
+        changes = policy_changes(
+            retry=retry, exhausted=exhausted, timeout=timeout, window_events=window, window_bytes=window_bytes,
+            heartbeat=heartbeat, rate=rate, checkpoint=checkpoint,
+        )  # fmt: skip
+        return await self._deliveries.change(topic, name, changes)
+
+    async def pause(self, topic: Topic[T] | str, name: str) -> None:
+        """Let a subscription hand nothing over until it is resumed; what is in hand goes on."""
+        await self._deliveries.change(topic, name, {"paused": True})
+
+    async def resume(self, topic: Topic[T] | str, name: str) -> None:
+        """Let a subscription that was paused go on; one that has halted tries anew."""
+        await self._deliveries.resume(topic, name)
+
+    async def delete_subscription(self, topic: Topic[T] | str, name: str) -> bool:
+        """Delete a subscription with its progress and its dead letters; False if there is none."""
+        return await self._deliveries.delete(topic, name)
 
     # --- reading -----------------------------------------------------------------------------
 

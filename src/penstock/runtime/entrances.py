@@ -17,7 +17,7 @@ import xxhash
 
 from penstock import columns as cols
 from penstock.batch import Batch
-from penstock.errors import Fenced, LeaseError, StoreClosed, UsageError
+from penstock.errors import Fenced, LeaseError, StoreClosed, UsageError, WritingStopped
 from penstock.offsets import Range
 from penstock.producers import Run
 
@@ -267,6 +267,9 @@ class Loop(ABC):
             logger.debug("%s: %s", self._what, error)
             self._fenced()
             return FENCED_SECONDS
+        except WritingStopped as error:
+            await self._ended()  # other processes may still be able to write, and need the lease for it
+            return self._failed(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next round may succeed
             return self._failed(error)
         if self._failures:

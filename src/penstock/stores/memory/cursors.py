@@ -37,13 +37,17 @@ class MemoryCursors:
         self._settlements: deque[Settlement] = deque()
         self._last_settlement = 0
 
-    def put_subscription(self, subscription: Subscription, cursors: Sequence[Cursor] = ()) -> None:
+    def put_subscription(
+        self, subscription: Subscription, cursors: Sequence[Cursor] = (), *, existing: bool = False
+    ) -> None:
         key = (subscription.log_id, subscription.name)
         if any(cursor.shard[:2] != key for cursor in cursors):
             raise UsageError(f"a cursor is not of the subscription {subscription.name!r} that it was given with")
         with self._state:
             if subscription.log_id not in self._state.topics:
                 raise TopicDeleted(subscription.log_id)
+            if existing and key not in self._state.subscriptions:
+                raise UnknownSubscription(*key)
             new = [cursor for cursor in cursors if cursor.shard not in self._state.cursors]
             for cursor in new:
                 self._check_cursor(cursor)
@@ -116,18 +120,20 @@ class MemoryCursors:
             if shard[:2] not in state.subscriptions:
                 raise UnknownSubscription(*shard[:2])
         for cursor in commit.cursors:
-            self._check_cursor(cursor)
+            self._check_cursor(cursor, recorded=bool(commit.settlement))
         new_rows = {row.key for row in commit.parked} - state.parked.keys()
         state.check_rows(len(state.parked), len(new_rows), "parked")
         state.check_rows(len(self._settlements), int(bool(commit.settlement)), "settlement")
 
-    def _check_cursor(self, cursor: Cursor) -> None:
+    def _check_cursor(self, cursor: Cursor, *, recorded: bool = False) -> None:
         log = self._state.partition(Partition(cursor.shard.log_id, cursor.shard.partition))
         if cursor.next_offset > log.end:
             raise BeyondEnd.at(cursor.shard, cursor.next_offset, log.first, log.end)
         old = self._state.cursors.get(cursor.shard)
         if old and (cursor.generation, cursor.next_offset) < (old.generation, old.next_offset):
             raise StaleCursor(f"{cursor.shard} is at offset {old.next_offset} of generation {old.generation} already")
+        if old and cursor.generation > old.generation and cursor.number < old.number + recorded:
+            raise StaleCursor(f"{cursor.shard} is at record {old.number} already, and was moved without a look at it")
 
     def _put(self, cursors: Sequence[Cursor]) -> None:
         now = self._state.clock.time_us()

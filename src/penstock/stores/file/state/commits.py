@@ -32,6 +32,7 @@ from penstock.stores.file.state.witnesses import (
     REPLACE_CURSOR,
     REPLACE_SUBSCRIPTION,
     SELECT_CURSOR,
+    cursor_of,
     cursor_row,
     each_cursor,
     position_of,
@@ -157,7 +158,7 @@ class Step:
         if fence is not None and not (self._fences.get(fence) or self._is_current(fence)):
             return Fenced(f"epoch {fence.epoch} of lease {fence.lease!r} is stale: nothing was written")
         for cursor in commit.cursors:
-            if (refusal := self._cursor_refusal(cursor)) is not None:
+            if (refusal := self._cursor_refusal(cursor, recorded=bool(commit.settlement))) is not None:
                 return refusal
         if commit.finished or commit.parked:
             for shard in shards_of(commit):
@@ -165,7 +166,7 @@ class Step:
                     return refusal
         return self._room_refusal(commit)
 
-    def _cursor_refusal(self, cursor: Cursor) -> StoreError | None:
+    def _cursor_refusal(self, cursor: Cursor, *, recorded: bool) -> StoreError | None:
         shard = cursor.shard
         end = self._ends.get((shard[0], shard[1], shard[3]))
         if end is None:
@@ -179,7 +180,18 @@ class Step:
         if position_of(cursor.generation, cursor.next_offset) < position:
             generation, offset = divmod(position, 1 << 64)
             return StaleCursor(f"{shard} is at offset {offset} of generation {generation} already")
+        raised = position != NO_CURSOR and cursor.generation > position >> 64
+        # Whoever moves it has no lease, and must have seen all that its owner has written.
+        if raised and cursor.number < (number := self._number(shard)) + recorded:
+            return StaleCursor(f"{shard} is at record {number} already, and was moved without a look at it")
         return None
+
+    def _number(self, shard: Shard) -> int:
+        """Return the number of the last record of a shard that has a cursor."""
+        cursor = self._cursors.get(shard)
+        if cursor is None:
+            cursor = cursor_of(CURSORS.checked(self._connection.execute(SELECT_CURSOR, shard).fetchone()))
+        return cursor.number
 
     def _is_current(self, fence: Fence) -> bool:
         if fence not in self._fences:

@@ -82,7 +82,9 @@ class FileCursors:
 
     # --- subscriptions -------------------------------------------------------------------------
 
-    def put_subscription(self, subscription: Subscription, cursors: Sequence[Cursor] = ()) -> None:
+    def put_subscription(
+        self, subscription: Subscription, cursors: Sequence[Cursor] = (), *, existing: bool = False
+    ) -> None:
         self._log.check_open()
         log_id, name = subscription.log_id, subscription.name
         if any(cursor.shard[:2] != (log_id, name) for cursor in cursors):
@@ -99,6 +101,8 @@ class FileCursors:
             added = int(read_subscription(connection, log_id, name) is None)
             if added:
                 self._witnesses.subscriptions.check(connection, tally)
+                if existing:
+                    raise UnknownSubscription(log_id, name)
             check_room(tally, added, OTHER_ROWS_MAX, "the limit of subscriptions")
             check_room(read_tally(connection, CURSORS), len(new), self._limits.cursors, "the limit of cursors")
             self._witnesses.positions.drop(new)

@@ -1,0 +1,422 @@
+"""Consumer: what an application iterates over, event by event or in batches.
+
+* Whatever is handed over is this consumer's until it says what became of it: `ack`, `nack` or `reject`. Leaving the
+  block, or `close()`, gives the rest back, and no attempt is counted.
+* Order: the next event of a key comes when the one before it is settled. In a batch there may be several of a key, in
+  their order; none of them is handed over again before the batch has settled it. Events without a key have the order of
+  their partition, so the next one, or the next batch, comes when all before are settled.
+* `ack` returns at once: what is settled is written soon, in groups, by the subscription's checkpoint policy. `flush()`
+  returns when it is on the medium. What was not written when a process dies is delivered again.
+* When another consumer took a shard over, or the subscription was moved, settling what came from it raises
+  `StaleDelivery`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.clock import seconds
+from penstock.engine.messages import Ack, Extend, Failure, GiveBack, Nack, Started
+from penstock.errors import BusClosed, StaleDelivery, UsageError
+from penstock.offsets import Position, Range
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from penstock.batch import Batch, StoredEvent
+    from penstock.bus.topic import Topic
+    from penstock.engine.messages import Deliver, Input, Offsets
+    from penstock.engine.shard import Shard as Engine
+    from penstock.runtime.member import Member
+    from penstock.runtime.seat import Seat
+
+T = TypeVar("T")
+
+PREFETCH = 64
+"""So many single events are taken at a time; those that are not begun are given back at the end."""
+SINGLE_BYTES_MAX = 8 << 20
+BATCH_EVENTS_MAX = 5_000
+BATCH_BYTES_MAX = 8 << 20
+
+
+class _Hand:
+    """What was handed over at once, and how to say what became of it."""
+
+    __slots__ = ("_engine", "_number", "_seat")
+
+    def __init__(self, seat: Seat, engine: Engine, number: int) -> None:
+        self._seat = seat
+        self._engine = engine
+        self._number = number
+
+    @property
+    def stale(self) -> bool:
+        """Whether the shard was lost, or loaded anew, since."""
+        return self._seat.engine is not self._engine
+
+    def _tell(self, told: Input) -> None:
+        if self.stale:
+            seat = self._seat
+            raise StaleDelivery(str(seat), seat.lost_because or "this consumer is closed")
+        self._seat.tell(told)
+
+    def _start(self) -> None:
+        if self._engine.policy.timeout_seconds is not None and not self.stale:
+            self._seat.tell(Started(self._number))
+
+    async def extend(self, by: float | timedelta) -> None:
+        """Have so much more time, from now on, before it counts as failed; for policies with a `timeout`."""
+        self._tell(Extend(self._number, seconds(by, "the extension")))
+
+    def _ack(self, offsets: Offsets) -> None:
+        self._tell(Ack(offsets))
+
+    def _nack(
+        self,
+        offsets: Offsets,
+        delay: float | timedelta | None,
+        reason: str | BaseException,
+        *,
+        retry: bool = True,
+    ) -> None:
+        after = None if delay is None else seconds(delay, "the delay")
+        self._tell(Nack(self._number, offsets, _failure(reason), after, retry))
+
+    def _give_back(self, offsets: Offsets) -> None:
+        if not self.stale:
+            self._seat.tell(GiveBack(self._number, offsets))
+
+
+def _failure(reason: str | BaseException) -> Failure:
+    if isinstance(reason, BaseException):
+        return Failure(type(reason).__name__, str(reason))
+    return Failure("", reason)
+
+
+class Delivery(_Hand, Generic[T]):
+    """One event, handed over."""
+
+    __slots__ = ("_topic", "attempt", "event", "replay")
+
+    def __init__(
+        self,
+        seat: Seat,
+        engine: Engine,
+        number: int,
+        topic: Topic[T],
+        event: StoredEvent,
+        *,
+        attempt: int,
+        replay: int,
+    ) -> None:
+        super().__init__(seat, engine, number)
+        self._topic = topic
+        self.event = event
+        """The event as it is stored."""
+        self.attempt = attempt
+        """Which attempt this is, counted from 1."""
+        self.replay = replay
+        """How many times it was brought back from the dead letters; 0 for an ordinary delivery."""
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.position}, attempt {self.attempt}>"
+
+    @property
+    def position(self) -> Position:
+        """Topic, partition and offset."""
+        return self.event.position
+
+    @property
+    def value(self) -> T:
+        """The event as its class; `DecodeError` if its bytes do not fit, `FutureVersion` if it is too new."""
+        return self._topic.decode(self.event)
+
+    @property
+    def headers(self) -> dict[str, bytes]:
+        """The event's headers."""
+        return self.event.headers
+
+    @property
+    def _offsets(self) -> Range:
+        return Range(self.event.offset, self.event.offset + 1)
+
+    async def ack(self) -> None:
+        """Say that it is done."""
+        self._ack(self._offsets)
+
+    async def nack(self, *, delay: float | timedelta | None = None, reason: str | BaseException = "") -> None:
+        """Say that it failed: it is tried again after `delay`, or the policy's backoff, as often as the policy says."""
+        self._nack(self._offsets, delay, reason)
+
+    async def reject(self, reason: str | BaseException = "") -> None:
+        """Say that no attempt can succeed: it becomes a dead letter at once."""
+        self._nack(self._offsets, None, reason, retry=False)
+
+
+class DeliveredBatch(_Hand):
+    """Many events of one partition, handed over together."""
+
+    __slots__ = ("attempts", "batches", "replays")
+
+    def __init__(
+        self,
+        seat: Seat,
+        engine: Engine,
+        number: int,
+        batches: list[Batch],
+        *,
+        attempts: Mapping[int, int],
+        replays: Mapping[int, int],
+    ) -> None:
+        super().__init__(seat, engine, number)
+        self.batches = batches
+        """The events as columns, in their order; each is a block of the log, or a selection of one."""
+        self.attempts = attempts
+        """Which attempt this is, by offset, for those that it is not the first of."""
+        self.replays = replays
+        """How often each was brought back from the dead letters, for those that were."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+    def __iter__(self) -> Iterator[StoredEvent]:
+        for batch in self.batches:
+            yield from batch
+
+    def __repr__(self) -> str:
+        return f"<DeliveredBatch {self._seat.topic.name}/{self.partition}, {len(self):,} events>"
+
+    @property
+    def partition(self) -> int:
+        """The partition that all of them are of."""
+        return self._seat.shard.partition
+
+    @property
+    def offsets(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The offset of each event, ascending unless some were kept aside before."""
+        return np.concatenate([batch.offsets for batch in self.batches])
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return all events as one Arrow record batch, with the columns of `Batch.to_arrow`."""
+        parts = [batch.to_arrow() for batch in self.batches]
+        if len(parts) == 1:
+            return parts[0]
+        return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+
+    @overload
+    async def ack(self) -> None: ...
+
+    @overload
+    async def ack(self, offsets: Range | Iterable[int]) -> None: ...
+
+    @overload
+    async def ack(self, *, up_to: int) -> None: ...
+
+    async def ack(self, offsets: Range | Iterable[int] | None = None, *, up_to: int | None = None) -> None:
+        """Say that all of it is done; or these offsets of it; or those up to and including one."""
+        if offsets is not None and up_to is not None:
+            raise UsageError("ack takes `offsets` or `up_to`, not both")
+        for chosen in self._chosen(offsets, up_to):
+            self._ack(chosen)
+
+    async def nack(
+        self,
+        offsets: Range | Iterable[int] | None = None,
+        *,
+        delay: float | timedelta | None = None,
+        reason: str | BaseException = "",
+    ) -> None:
+        """Say that all of it failed, or these offsets of it."""
+        for chosen in self._chosen(offsets, None):
+            self._nack(chosen, delay, reason)
+
+    async def reject(self, offsets: Range | Iterable[int], reason: str | BaseException = "") -> None:
+        """Say that no attempt at these can succeed: they become dead letters at once."""
+        for chosen in self._chosen(offsets, None):
+            self._nack(chosen, None, reason, retry=False)
+
+    def _chosen(self, offsets: Range | Iterable[int] | None, up_to: int | None) -> list[Offsets]:
+        if offsets is None and up_to is None:
+            return [batch.range if batch.rows is None else batch.offsets for batch in self.batches]
+        mine = self.offsets
+        if up_to is not None:
+            return [np.sort(mine[mine <= up_to])]
+        assert offsets is not None
+        wanted = np.unique(np.fromiter(offsets, np.int64))
+        strangers = wanted[~np.isin(wanted, mine)]
+        if len(strangers):
+            raise UsageError(f"offset {strangers[0]} is not in this batch, {self!r}")
+        return [wanted]
+
+
+class Consumer(Generic[T]):
+    """A consumer of a subscription; `async with` it, then iterate over it or over its `batches()`."""
+
+    def __init__(
+        self,
+        topic: Callable[[], Awaitable[Topic[Any]]],
+        join: Callable[[], Awaitable[Member]],
+        leave: Callable[[Member], Awaitable[None]],
+        name: str,
+    ) -> None:
+        self.name = name
+        """The subscription's name."""
+        self._find_topic = topic
+        self._join = join
+        self._leave = leave
+        self._member: Member | None = None
+        self._topic: Topic[T] | None = None
+        self._queue: deque[Delivery[T]] = deque()
+        self._joining = asyncio.Lock()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Consumer of {self.name!r}, {'closed' if self._closed else 'open' if self._member else 'new'}>"
+
+    async def __aenter__(self) -> Self:
+        await self._joined()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _joined(self) -> Member:
+        async with self._joining:  # once, however many tasks begin to iterate
+            if self._closed:
+                raise BusClosed(f"this consumer of {self.name!r} is closed; make another one: bus.consume(…)")
+            if self._member is None:
+                self._topic = await self._find_topic()
+                self._member = await self._join()
+            return self._member
+
+    async def close(self) -> None:
+        """Give back what was not settled, write what was, and leave; may be repeated."""
+        if not self._closed:
+            self._closed = True
+            self._queue.clear()
+            async with self._joining:  # whoever joins at this moment has to leave, too
+                if self._member is not None:
+                    await self._leave(self._member)
+
+    # --- looking ------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> list[int]:
+        """The partitions that this consumer has now; a standby of a `failover` subscription has none."""
+        member = self._member
+        return [] if member is None else [seat.shard.partition for seat in member.seats if seat.engine is not None]
+
+    @property
+    def trouble(self) -> dict[int, dict[str, str]]:
+        """What goes wrong at the moment, by partition: `read`, `fetch`, `commit`, `halted` or `parked`, and why."""
+        found = {}
+        for seat in self._member.seats if self._member is not None else []:
+            trouble = dict(seat.trouble)
+            if seat.engine is not None and seat.engine.halted is not None:
+                halted = seat.engine.halted
+                trouble["halted"] = f"at offset {halted.offset}: {halted.failure.kind} {halted.failure.message}".strip()
+            if seat.engine is not None and seat.engine.parked >= max(seat.engine.policy.parked_max, 1):
+                lanes = seat.engine.blocked_lanes
+                first = min(lanes.values(), default=seat.engine.next_offset)
+                trouble["parked"] = (
+                    f"{seat.engine.parked:,} events wait aside, the limit; {len(lanes):,} lanes, from {first}"
+                )
+            if trouble:
+                found[seat.shard.partition] = trouble
+        return found
+
+    async def flush(self) -> None:
+        """Return when everything that was settled is on the medium; `StaleDelivery` if some of it never will be."""
+        member = await self._joined()
+        await member.flush()
+
+    # --- events -------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Delivery[T]]:
+        return self._deliveries()
+
+    async def _deliveries(self) -> AsyncIterator[Delivery[T]]:
+        member = await self._joined()
+        while await self._ready(member, singly=True):
+            delivery = self._queue.popleft()
+            if not member.present or delivery.stale:
+                continue  # it is somebody else's by now
+            delivery._start()  # noqa: SLF001 - a delivery is the consumer's own
+            yield delivery
+
+    async def _ready(self, member: Member, *, singly: bool) -> bool:
+        """Wait until a single event is there; False when this consumer was closed, or its bus."""
+        while not (self._closed or member.closed):
+            if member.ended is not None:
+                raise member.ended
+            if self._queue and self._queue[0]._engine.policy.paused:  # noqa: SLF001 - the same
+                self._return_queue()
+            if self._queue:
+                return True
+            if member.breathless:
+                await member.breathe()
+                continue  # it may be closed by now
+            member.settle_down()
+            taken = member.take(PREFETCH, SINGLE_BYTES_MAX, singly=singly)
+            if taken is None:
+                await member.wait()
+            else:
+                self._queue.extend(self._singles(*taken))
+        return False
+
+    def _return_queue(self) -> None:
+        for delivery in self._queue:
+            delivery._give_back(delivery._offsets)  # noqa: SLF001 - the same
+        self._queue.clear()
+
+    def _singles(self, seat: Seat, handed: Deliver) -> Iterator[Delivery[T]]:
+        engine, topic, number = seat.engine, self._topic, handed.hand
+        assert engine is not None
+        assert topic is not None
+        for piece in handed.pieces:
+            for event in piece.source.events(piece.rows):
+                offset = event.offset
+                attempt = handed.attempts.get(offset, 1)
+                replay = handed.replays.get(offset, 0)
+                yield Delivery(seat, engine, number, topic, event, attempt=attempt, replay=replay)
+                number += 1
+
+    # --- batches ------------------------------------------------------------------------------
+
+    async def batches(
+        self, *, max_events: int = BATCH_EVENTS_MAX, max_bytes: int = BATCH_BYTES_MAX
+    ) -> AsyncIterator[DeliveredBatch]:
+        """Yield events as batches of at most so many events and, unless a single one is larger, bytes."""
+        if max_events < 1 or max_bytes < 1:
+            raise UsageError(f"a batch has at least one event and one byte, not {max_events} and {max_bytes}")
+        member = await self._joined()
+        self._return_queue()
+        while not (self._closed or member.closed):
+            if member.ended is not None:
+                raise member.ended
+            if member.breathless:
+                await member.breathe()
+                continue  # it may be closed by now
+            member.settle_down()
+            taken = member.take(max_events, max_bytes, singly=False)
+            if taken is None:
+                await member.wait()
+                continue
+            batch = self._batch(*taken)
+            batch._start()  # noqa: SLF001 - the same
+            yield batch
+
+    def _batch(self, seat: Seat, handed: Deliver) -> DeliveredBatch:
+        engine = seat.engine
+        assert engine is not None
+        batches = [batch for piece in handed.pieces for batch in piece.source.batches(piece.rows)]
+        return DeliveredBatch(seat, engine, handed.hand, batches, attempts=handed.attempts, replays=handed.replays)

@@ -1,0 +1,253 @@
+"""Deliveries: subscriptions and their consumers, as a bus offers them. What delivers begins with the first consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from penstock.bus.consumer import Consumer
+from penstock.bus.local import Local
+from penstock.clock import seconds
+from penstock.engine.policy import heartbeat_seconds
+from penstock.errors import UsageError
+from penstock.producers import process_producer
+from penstock.runtime import subscriptions
+from penstock.runtime.dispatcher import Dispatcher
+
+if TYPE_CHECKING:
+    from penstock.bus.directory import TopicDirectory
+    from penstock.bus.topic import Topic
+    from penstock.clock import Clock
+    from penstock.engine.lag import LagInfo
+    from penstock.offsets import Gap
+    from penstock.ports import Backend, Store
+    from penstock.rows import Subscription, TopicInfo
+    from penstock.runtime.member import Member
+    from penstock.runtime.subscriptions import Start
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+OWNER_CHARACTERS_MAX = 200
+JOINING_MAX = 32
+"""So many consumers begin at a time: enough to be written in groups, and nothing else waits behind thousands."""
+
+
+class Retry(NamedTuple):
+    """How a failed event is tried again."""
+
+    max_retries: int = 3
+    """So many times after the first attempt."""
+    delay: float | timedelta = 1.0
+    """Before the first retry; doubled for each further one."""
+    max_delay: float | timedelta = 60.0
+    jitter: float = 0.1
+    """Each delay is shortened at random by up to this share."""
+
+
+class Checkpoint(NamedTuple):
+    """When progress is written: after so many settled events, or so long after the first of them."""
+
+    size: int
+    delay: float | timedelta
+
+
+def policy_changes(**options: Any) -> dict[str, Any]:
+    """Return what the options of `consume` and `change` say of a policy; what is None says nothing."""
+    changes: dict[str, Any] = {}
+    retry = options.pop("retry", None)
+    if retry is not None:
+        changes |= {
+            "max_retries": retry.max_retries,
+            "backoff_seconds": seconds(retry.delay, "the delay of a retry"),
+            "backoff_seconds_max": seconds(retry.max_delay, "the longest delay of a retry"),
+            "jitter": retry.jitter,
+        }
+    checkpoint = options.pop("checkpoint", None)
+    if checkpoint == "each":
+        changes |= {"checkpoint_events": 1, "checkpoint_seconds": 0.0}
+    elif isinstance(checkpoint, Checkpoint):
+        delay = seconds(checkpoint.delay, "the delay of a checkpoint")
+        changes |= {"checkpoint_events": checkpoint.size, "checkpoint_seconds": delay}
+    elif checkpoint is not None:
+        raise UsageError(f"checkpoint is 'each' or a Checkpoint(size, delay), not {checkpoint!r}")
+    heartbeat = options.pop("heartbeat", None)
+    if heartbeat is not None:
+        beat = heartbeat.total_seconds() if isinstance(heartbeat, timedelta) else heartbeat
+        changes["heartbeat_seconds"] = heartbeat_seconds(beat)
+    timeout = options.pop("timeout", None)
+    if timeout is not None:
+        # A policy is stored, so that leaving it out keeps what is stored; 0 takes it away.
+        changes["timeout_seconds"] = seconds(timeout, "the timeout") or None
+    rate = options.pop("rate", None)
+    if rate is not None:
+        changes["rate_per_second"] = rate or None
+    return changes | {name: value for name, value in options.items() if value is not None}
+
+
+class Deliveries:
+    """What a bus has of delivery. Making one does no I/O."""
+
+    def __init__(
+        self, directory: TopicDirectory, clock: Clock, opened: Callable[[], Awaitable[Backend]], *, ledger: bool = True
+    ) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._opened = opened
+        self._ledger = ledger
+        self._dispatcher: Dispatcher | None = None
+        self._joining = asyncio.Semaphore(JOINING_MAX)
+        self.lease_seconds = 10.0
+
+    async def _local(self) -> Local:
+        backend = await self._opened()
+        if not isinstance(backend, Local):
+            raise UsageError("this backend does not deliver by itself")
+        return backend
+
+    async def stop(self) -> None:
+        """Let every consumer leave, and end what delivers."""
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is not None:
+            await dispatcher.stop()
+
+    async def dispatcher(self) -> Dispatcher:
+        """Return what delivers in this process."""
+        local = await self._local()
+        if self._dispatcher is None:
+            self._dispatcher = Dispatcher(
+                local,
+                owner=process_producer(self._clock.time_us()).hex(),
+                clock=self._clock,
+                jitter=random.random,
+                lease_seconds=self.lease_seconds,
+                ledger=self._ledger,
+            )
+        return self._dispatcher
+
+    # --- consuming ----------------------------------------------------------------------------
+
+    def consumer(
+        self,
+        topic: Topic[T] | str,
+        name: str,
+        *,
+        mode: str,
+        start: Start,
+        protect: bool | None,
+        consumer_id: str | None,
+        on_gap: Callable[[int, Gap], None] | None,
+        changes: Mapping[str, Any],
+    ) -> Consumer[T]:
+        """Return a consumer, which begins when it is first used."""
+        owner = consumer_id or process_producer(self._clock.time_us()).hex()
+        if not owner.isprintable() or len(owner) > OWNER_CHARACTERS_MAX:
+            raise UsageError(f"consumer_id is 1 to {OWNER_CHARACTERS_MAX} printable characters, not {consumer_id!r}")
+
+        async def find() -> Topic[Any]:
+            async with self._joining:
+                return await self._directory.topic(topic)
+
+        async def join() -> Member:
+            async with self._joining:
+                info, subscription = await self._ensured(topic, name, mode, changes, start=start, protect=protect)
+                dispatcher = await self.dispatcher()
+                return await dispatcher.join(info, subscription, owner, on_gap or _ignore)
+
+        async def leave(member: Member) -> None:
+            if self._dispatcher is not None:
+                await self._dispatcher.leave(member)
+
+        return Consumer(find, join, leave, name)
+
+    async def _ensured(
+        self,
+        topic: Topic[Any] | str,
+        name: str,
+        mode: str,
+        changes: Mapping[str, Any],
+        *,
+        start: Start,
+        protect: bool | None,
+    ) -> tuple[TopicInfo, Subscription]:
+        topic_name = topic if isinstance(topic, str) else topic.name
+        info = await self._directory.info(topic_name)
+        local = await self._local()
+        own_changes = (await self.dispatcher()).own_changes
+        async with own_changes.making():
+            with self._directory.forgotten_if_deleted(topic_name):
+                subscription, written = await local.call(
+                    subscriptions.ensure,
+                    local.store,
+                    info,
+                    name,
+                    mode=mode,
+                    changes=changes,
+                    start=start,
+                    protect=protect,
+                    now_us=self._clock.time_us(),
+                )
+            own_changes.made += written
+        return info, subscription
+
+    # --- looking and changing -----------------------------------------------------------------
+
+    async def _do(self, topic: Topic[Any] | str, work: Callable[[Store, TopicInfo], R]) -> R:
+        name = topic if isinstance(topic, str) else topic.name
+        info = await self._directory.info(name)
+        local = await self._local()
+        with self._directory.forgotten_if_deleted(name):
+            return await local.call(work, local.store, info)
+
+    async def subscriptions(self, topic: Topic[Any] | str) -> list[Subscription]:
+        """Return the subscriptions of a topic."""
+        return await self._do(topic, lambda store, info: store.cursors.subscriptions(info.log_id))
+
+    async def lag(self, topic: Topic[Any] | str | None, name: str | None) -> list[LagInfo]:
+        """Return how far subscriptions are behind."""
+        local = await self._local()
+        now_us = self._clock.time_us()
+        if topic is not None:
+            wanted = topic if isinstance(topic, str) else topic.name
+            infos = [await self._directory.info(wanted)]
+        else:
+            infos = [info for info in await local.topics() if not info.name.startswith("_")]
+
+        def work(store: Store) -> list[LagInfo]:
+            return [
+                each
+                for info in infos
+                for subscription in store.cursors.subscriptions(info.log_id)
+                if name is None or subscription.name == name
+                for each in subscriptions.lag(store, info, subscription, now_us)
+            ]
+
+        return await local.call(work, local.store)
+
+    async def seek(
+        self, topic: Topic[Any] | str, name: str, to: Start, partition: int | None
+    ) -> dict[int, tuple[int, int]]:
+        """Move a subscription."""
+        now_us = self._clock.time_us()
+        return await self._do(
+            topic, lambda store, info: subscriptions.seek(store, info, name, to, partition=partition, now_us=now_us)
+        )
+
+    async def change(self, topic: Topic[Any] | str, name: str, changes: Mapping[str, Any]) -> Subscription:
+        """Change a subscription's policy."""
+        return await self._do(topic, lambda store, info: subscriptions.change(store, info, name, changes))
+
+    async def resume(self, topic: Topic[Any] | str, name: str) -> Subscription:
+        """Let a subscription go on."""
+        return await self._do(topic, lambda store, info: subscriptions.resume(store, info, name))
+
+    async def delete(self, topic: Topic[Any] | str, name: str) -> bool:
+        """Delete a subscription with its progress and dead letters."""
+        return await self._do(topic, lambda store, info: store.cursors.delete_subscription(info.log_id, name))
+
+
+def _ignore(_partition: int, _gap: Gap) -> None:
+    """Do nothing: the log has told of it already."""

@@ -1,0 +1,330 @@
+"""Lanes: in which order events may be handed over, and which of them stand in the way of others.
+
+An event waits while another one of its lane is held, or an earlier one is delayed or parked. For batches that is
+decided for whole pages at once. One by one, where a user's code looks at each event anyway, lanes are queues: so the
+next event of a lane is found at once, however many others wait behind slow ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from penstock.engine.pages import DELAYED, GONE, HELD, READY, Page, Pages, Some
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from penstock.engine.pages import Rows
+
+FEW: Final = 64
+"""numpy finds out about so few lanes faster than Python does."""
+STALE: Final = 1_024
+
+
+def _members(lanes: NDArray[np.int64], of: Mapping[int, int]) -> NDArray[np.bool_]:
+    """Return which lanes are keys of a mapping."""
+    if len(of) <= FEW:
+        return np.isin(lanes, np.fromiter(of, np.int64, len(of)))
+    return np.fromiter((lane in of for lane in lanes.tolist()), np.bool_, len(lanes))
+
+
+def _behind(
+    page: Page, indexes: NDArray[np.int64], lanes: NDArray[np.int64], first: Mapping[int, int]
+) -> NDArray[np.bool_]:
+    """Return which rows come after the first of their lane, of which `first` has the offset."""
+    behind = _members(lanes, first)
+    for at in np.flatnonzero(behind).tolist():
+        behind[at] = first[int(lanes[at])] < page.start + int(indexes[at])
+    return behind
+
+
+class Lanes:
+    """The order of what is in memory, and of what waits aside: of each lane, `aside` has the first offset parked."""
+
+    def __init__(self, pages: Pages, aside: Mapping[int, int]) -> None:
+        self._pages = pages
+        self._aside = aside
+        self._queues: Queues | None = None
+
+    def freed(self, lane: int) -> None:
+        """Note that less of a lane is parked than was."""
+        if self._queues is not None:
+            self._queues.look_at(lane)
+
+    # --- choosing -----------------------------------------------------------------------------
+
+    def choose(
+        self, events_max: int, bytes_max: int, *, singly: bool, until: int | None = None, first: bool = True
+    ) -> list[Some]:
+        """Return what can be handed over now, in order, and nothing from `until` on.
+
+        There may be several events of a lane, unless they are asked for singly. If `first`, one event is chosen however
+        large it is.
+        """
+        if not self._pages.ready or events_max <= 0:
+            return []
+        if singly:
+            if self._queues is None or self._queues.stale:
+                self._queues = Queues(self._pages, self._aside)
+                self._pages.watcher = self._queues
+            return self._queues.choose(events_max, bytes_max, until=until, first=first)
+        self._queues = self._pages.watcher = None
+        return self._choose_together(events_max, bytes_max, until=until, first=first)
+
+    def _choose_together(self, events_max: int, bytes_max: int, *, until: int | None, first: bool) -> list[Some]:
+        chosen: list[Some] = []
+        barred = self._held_lanes() if self._pages.held else None
+        delayed = self._first_delayed() if self._pages.delayed else {}
+        for page in self._pages:
+            if events_max <= 0 or (until is not None and page.start >= until):
+                break
+            if not page.ready:
+                continue
+            rows: Rows = slice(0, page.size) if page.ready == page.size else page.in_state(READY)
+            if until is not None and until < page.stop:
+                rows = Some(page, rows).indexes
+                rows = rows[rows < until - page.start]
+            if barred is not None or delayed or self._aside:
+                rows = self._of_free_lanes(page, rows, barred, delayed)
+            free = Some(page, rows)
+            some = _limited(free, events_max, bytes_max, first=first and not chosen)
+            if some.size:
+                chosen.append(some)
+            if some.size < free.size:
+                break  # what comes next might be small enough, but it would overtake
+            events_max -= some.size
+            bytes_max -= page.nbytes_of(some.rows)
+        return chosen
+
+    def _of_free_lanes(
+        self, page: Page, rows: Rows, barred: NDArray[np.int64] | None, delayed: Mapping[int, int]
+    ) -> Rows:
+        indexes = Some(page, rows).indexes
+        if page.keyless:
+            if barred is not None and (barred == page.lane).any():
+                return indexes[:0]
+            for first in (delayed, self._aside):
+                if page.lane in first:
+                    indexes = indexes[indexes < first[page.lane] - page.start]
+            return indexes
+        lanes = page.lanes[indexes]
+        if barred is not None:
+            free = ~np.isin(lanes, barred)
+            indexes, lanes = indexes[free], lanes[free]
+        for first in (delayed, self._aside):
+            if first and len(indexes):
+                free = ~_behind(page, indexes, lanes, first)
+                indexes, lanes = indexes[free], lanes[free]
+        return indexes
+
+    def _held_lanes(self) -> NDArray[np.int64]:
+        found = []
+        for page in self._pages:
+            if page.held:
+                keyless = np.array([page.lane], np.int64)
+                found.append(keyless if page.keyless else page.lanes[page.in_state(HELD)])
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _first_delayed(self) -> dict[int, int]:
+        """Return the first delayed offset of each lane that has one."""
+        found: dict[int, int] = {}
+        for page in self._pages:
+            if page.delayed:
+                rows = page.in_state(DELAYED)
+                for row, lane in zip(rows.tolist(), page.lanes[rows].tolist(), strict=True):
+                    found.setdefault(lane, page.start + row)
+        return found
+
+    # --- standing in the way ------------------------------------------------------------------
+
+    def bars(self, lanes: Iterable[int]) -> dict[int, int]:
+        """Return from which offset on parked events of these lanes have to wait for what is in memory."""
+        wanted = np.unique(np.fromiter(lanes, np.int64))
+        found: dict[int, int] = {}
+        for page in self._pages:
+            if not page.open or (page.keyless and page.lane not in wanted):
+                continue
+            rows = page.in_state(READY, HELD, DELAYED)
+            rows = rows[np.isin(page.lanes[rows], wanted)]
+            lowest, at = np.unique(page.lanes[rows], return_index=True)
+            for lane, offset in zip(lowest.tolist(), (rows[at] + page.start).tolist(), strict=True):
+                found.setdefault(lane, offset)
+            # A hand may hold several of a lane: nothing of it is handed over until it holds none.
+            found.update(dict.fromkeys(page.lanes[rows[page.state[rows] == HELD]].tolist(), -1))
+        return found
+
+    def behind_parked(self, some: Some) -> Some:
+        """Return those that wait behind a parked event of their lane."""
+        rows = some.indexes
+        state = some.page.state[rows]
+        rows = rows[(state == READY) | (state == DELAYED)]
+        if not len(rows) or some.page.keyless:
+            return Some(some.page, rows[:0])
+        return Some(some.page, rows[_behind(some.page, rows, some.page.lanes[rows], self._aside)])
+
+    def all_behind_parked(self) -> list[Some]:
+        """Return all that wait behind a parked event of their lane."""
+        found = [self.behind_parked(Some(page, slice(0, page.size))) for page in self._pages if not page.keyless]
+        return [some for some in found if some.size]
+
+    def blocked(self, limit: int) -> list[Some]:
+        """Return delayed events, and ready ones that wait behind others: the first of them, none without a key."""
+        barred = self._held_lanes() if self._pages.held else None
+        delayed = self._first_delayed()
+        found = []
+        for page in self._pages:
+            if limit <= 0:
+                break
+            if page.keyless or not (page.ready or page.delayed):
+                continue
+            rows = page.in_state(READY, DELAYED)
+            lanes = page.lanes[rows]
+            stuck = page.state[rows] == DELAYED
+            if barred is not None:
+                stuck |= np.isin(lanes, barred)
+            for first in (delayed, self._aside):
+                if first:
+                    stuck |= _behind(page, rows, lanes, first)
+            stuck &= lanes != page.lane
+            rows = rows[stuck][:limit]
+            if len(rows):
+                found.append(Some(page, rows))
+                limit -= len(rows)
+        return found
+
+
+def _limited(some: Some, events_max: int, bytes_max: int, *, first: bool) -> Some:
+    """Cut to what may be handed over; the first event may be, however large it is."""
+    page, rows = some
+    count = min(some.size, events_max)
+    if count == page.size and page.nbytes <= bytes_max:
+        return some
+    if count:
+        count = int(np.searchsorted(np.cumsum(page.sizes[rows][:count]), bytes_max, side="right"))
+        count = max(count, 1) if first else count
+    if isinstance(rows, slice):
+        return Some(page, slice(rows.start, rows.start + count))
+    return Some(page, rows[:count])
+
+
+class Queues:
+    """The open events of each lane, as a queue; and which of them may be first of theirs and ready.
+
+    An offset becomes a *candidate* whenever something happens after which it might be handed over: it came and is the
+    first of its lane, the one before it went, it was given back. Choosing looks at candidates only, lowest first, and
+    drops those that must wait after all: whatever they wait for makes them candidates again.
+    """
+
+    def __init__(self, pages: Pages, aside: Mapping[int, int]) -> None:
+        self._pages = pages
+        self._aside = aside
+        self._queues: dict[int, deque[int]] = {}
+        self._held: dict[int, int] = {}
+        self._candidates: list[int] = []
+        self._chosen: set[int] = set()
+        self._gone = 0
+        """How many in the queues are gone; a first one never is."""
+        for page in pages:
+            self._take(page, page.in_state(READY, HELD, DELAYED))
+            for lane in page.lanes[page.in_state(HELD)].tolist() if page.held else ():
+                self._held[lane] = self._held.get(lane, 0) + 1
+
+    @property
+    def stale(self) -> bool:
+        """Whether most of what is in the queues is gone: then they are made anew."""
+        return self._gone > STALE + self._pages.open
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def came(self, page: Page, first: int) -> None:
+        """Take new events, from this row of a page on."""
+        self._take(page, np.arange(first, page.size))
+
+    def _take(self, page: Page, rows: NDArray[np.int64]) -> None:
+        queues, candidates = self._queues, self._candidates
+        for offset, lane in zip((rows + page.start).tolist(), page.lanes[rows].tolist(), strict=True):
+            queue = queues.get(lane)
+            if queue is None:
+                queues[lane] = deque((offset,))
+                heapq.heappush(candidates, offset)
+            else:
+                queue.append(offset)
+
+    def moved(self, page: Page, row: int, before: int, to: int) -> None:
+        """Follow an event to another state."""
+        lane, offset = int(page.lanes[row]), page.start + row
+        if to == HELD:
+            self._held[lane] = self._held.get(lane, 0) + 1
+            self._chosen.discard(offset)
+            return
+        if before == HELD:
+            self._let_go(lane)
+        queue = self._queues.get(lane)
+        if to == GONE and (queue is None or queue[0] != offset):
+            self._gone += 1
+        self.look_at(lane)
+
+    def _let_go(self, lane: int) -> None:
+        left = self._held[lane] - 1
+        if left:
+            self._held[lane] = left
+        else:
+            del self._held[lane]
+
+    def look_at(self, lane: int) -> None:
+        """Let the first event of a lane be a candidate."""
+        queue = self._queues.get(lane)
+        if queue is None:
+            return
+        state_of = self._pages.state_of
+        if state_of(queue[0]) == GONE:
+            queue.popleft()
+            while queue and state_of(queue[0]) == GONE:
+                queue.popleft()
+                self._gone -= 1
+            if not queue:
+                del self._queues[lane]
+                return
+        heapq.heappush(self._candidates, queue[0])
+
+    # --- choosing -----------------------------------------------------------------------------
+
+    def choose(self, events_max: int, bytes_max: int, *, until: int | None, first: bool) -> list[Some]:
+        """Return what can be handed over, one of a lane at most; see `Lanes.choose`."""
+        candidates = self._candidates
+        for offset in self._chosen:  # by the last call, and not handed over after it
+            heapq.heappush(candidates, offset)
+        self._chosen.clear()
+        rows: dict[Page, list[int]] = {}
+        left = events_max
+        while candidates and left:
+            offset = candidates[0]
+            if until is not None and offset >= until:
+                break
+            at = None if offset in self._chosen else self._free(offset)
+            if at is not None:
+                page, row = at
+                bytes_max -= int(page.sizes[row])
+                if bytes_max < 0 and not (first and left == events_max):
+                    break
+                left -= 1
+                rows.setdefault(page, []).append(row)
+                self._chosen.add(offset)
+            heapq.heappop(candidates)
+        return [Some(page, np.array(found, np.int64)) for page, found in rows.items()]
+
+    def _free(self, offset: int) -> tuple[Page, int] | None:
+        """Return where an event is, if it may be handed over."""
+        at = self._pages.at(offset)
+        if at is None or at[0].state[at[1]] != READY:
+            return None
+        lane = int(at[0].lanes[at[1]])
+        if self._queues[lane][0] != offset or lane in self._held or self._aside.get(lane, offset) < offset:
+            return None
+        return at

@@ -1,0 +1,345 @@
+"""What a shard is told, and what it answers: small frozen values.
+
+Times are seconds of a monotonic clock, and microseconds of the wall clock where an event or a stored row carries one;
+every call gives both as a `Now`. Offsets are a `Range`, or an array of int64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from penstock.offsets import Gap, Range, RangeSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from penstock.engine.policy import Policy
+    from penstock.engine.states import Outcome
+
+Offsets: TypeAlias = "Range | NDArray[np.int64]"
+
+
+class Now(NamedTuple):
+    """The time, as it is given with every input."""
+
+    monotonic: float
+    """Seconds; for delays, deadlines and rates."""
+    wall_us: int
+    """Microseconds since 1970 UTC; for expiry, and for rows that outlive the process."""
+
+
+class Chunk:
+    """A range of events that was read: columns, and where their payloads are.
+
+    Lanes, sizes and expiries are computed when they are first needed, which they mostly are not.
+    """
+
+    __slots__ = ("_lanes", "_sizes", "appended_at", "expiries", "keyless", "nbytes", "source", "span")
+
+    def __init__(
+        self,
+        span: Range,
+        *,
+        nbytes: int,
+        sizes: Callable[[], NDArray[np.int64]],
+        lanes: Callable[[], NDArray[np.int64]] | None,
+        expiries: NDArray[np.int64] | None,
+        appended_at: NDArray[np.int64],
+        source: Any,
+    ) -> None:
+        self.span = span
+        self.nbytes = nbytes
+        """The sum of `sizes`."""
+        self._sizes: NDArray[np.int64] | Callable[[], NDArray[np.int64]] = sizes
+        self._lanes: NDArray[np.int64] | Callable[[], NDArray[np.int64]] | None = lanes
+        self.keyless = lanes is None
+        """No event of it has a key: all are of the partition's own lane."""
+        self.expiries = expiries
+        """When each expires, in microseconds of the wall clock; None if none does."""
+        self.appended_at = appended_at
+        """When each was appended, in microseconds of the wall clock."""
+        self.source = source
+        """Opaque; with `narrowed(rows)`, which returns a smaller one that still answers for these rows."""
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of each event."""
+        if not isinstance(self._sizes, np.ndarray):
+            self._sizes = self._sizes()
+        return self._sizes
+
+    def lanes(self, keyless: int) -> NDArray[np.int64]:
+        """Return the lane of each event; `keyless` is the partition's own."""
+        if self._lanes is None:
+            self._lanes = np.full(len(self.span), keyless, np.int64)
+        elif not isinstance(self._lanes, np.ndarray):
+            self._lanes = self._lanes()
+        return self._lanes
+
+
+class Failure(NamedTuple):
+    """Why an event failed, for people."""
+
+    kind: str = ""
+    """Such as the name of an exception's class."""
+    message: str = ""
+
+
+NO_FAILURE: Final = Failure()
+
+# --- inputs -----------------------------------------------------------------------------------
+
+
+class HeadMoved(NamedTuple):
+    """The log ends here by now."""
+
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDone:
+    """What a read found, from where it was asked on; nothing, if there was nothing."""
+
+    start: int
+    items: tuple[Chunk | Gap, ...]
+
+
+class ReadFailed(NamedTuple):
+    """A read ended with an error; it is tried again at `retry_at`, on the monotonic clock."""
+
+    start: int
+    retry_at: float
+
+
+class LogTrimmed(NamedTuple):
+    """The log begins here by now: what is below can never be read."""
+
+    first: int
+
+
+class Ask(NamedTuple):
+    """The consumer has credit."""
+
+    events_max: int
+    bytes_max: int
+    singly: bool = False
+    """Events are handed over one by one, each with a hand of its own; at most one of a lane at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """These are done. Valid for everything that was handed over in this life, also late, also twice."""
+
+    offsets: Offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """These failed while this hand held them; ignored for those that it does not hold any more."""
+
+    hand: int
+    offsets: Offsets
+    failure: Failure = NO_FAILURE
+    delay_seconds: float | None = None
+    """Instead of the policy's backoff."""
+    retry: bool = True
+    """False: no attempt can succeed, so it is a dead letter at once, whatever the policy says of exhausted retries."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """These were not begun: they are handed over again, to whoever asks, and no attempt is counted."""
+
+    hand: int
+    offsets: Offsets
+
+
+class Started(NamedTuple):
+    """The handler of this hand begins: its time runs from now on."""
+
+    hand: int
+
+
+class Extend(NamedTuple):
+    """The handler of this hand needs so much longer, from now on."""
+
+    hand: int
+    seconds: float
+
+
+class Tick(NamedTuple):
+    """Time has passed."""
+
+
+class Row(NamedTuple):
+    """An event that waits aside in the store."""
+
+    offset: int
+    lane: int
+    due_at: int
+    """In microseconds of the wall clock."""
+    attempts: int
+    replay: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedRow:
+    """The content of a parked row."""
+
+    offset: int
+    nbytes: int
+    expiry: int | None
+    source: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a `Fetch` found; rows that are missing from it are gone."""
+
+    asked: tuple[int, ...]
+    rows: tuple[FetchedRow, ...]
+
+
+class FetchFailed(NamedTuple):
+    """A fetch ended with an error; it is tried again at `retry_at`."""
+
+    asked: tuple[int, ...]
+    retry_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSeen:
+    """The rows that wait in the store, all of them: somebody else may have replayed some."""
+
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """The policy is another one from now on."""
+
+    policy: Policy
+
+
+class ConsumerLeft(NamedTuple):
+    """Whoever held events holds none any more: what was not settled is given back, uncounted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A step is on the medium."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class NotWritten:
+    """A step was refused or failed, surely without an effect; it becomes part of the next one."""
+
+    step: Step
+
+
+Input: TypeAlias = (
+    HeadMoved | ReadDone | ReadFailed | LogTrimmed | Ask | Ack | Nack | GiveBack | Started | Extend | Tick | Fetched
+    | FetchFailed | RowsSeen | PolicyChanged | ConsumerLeft | Written | NotWritten
+)  # fmt: skip
+
+
+# --- outputs ----------------------------------------------------------------------------------
+
+
+class Read(NamedTuple):
+    """Read from this offset on; one read at a time."""
+
+    start: int
+    events_max: int
+    bytes_max: int
+
+
+class Fetch(NamedTuple):
+    """Fetch these parked rows."""
+
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some events of a chunk, or one parked row."""
+
+    source: Any
+    offsets: Offsets
+    rows: slice | NDArray[np.int64]
+    """Which rows of the source's chunk; of a parked row, its only one."""
+    start: int
+    """The offset of the source's first row, as it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand these over."""
+
+    hand: int
+    """Of all of them together; singly, of the first, and the following ones have the following numbers."""
+    pieces: tuple[Piece, ...]
+    attempts: dict[int, int] = field(default_factory=dict)
+    """Which attempt this is, for those that it is not the first of."""
+    replays: dict[int, int] = field(default_factory=dict)
+    """How many times it was brought back from the dead, for those that were."""
+
+
+class Declare(NamedTuple):
+    """Tell the subscriber of a hole."""
+
+    gap: Gap
+
+
+class Halted(NamedTuple):
+    """The shard stands still at this event, until somebody resumes it."""
+
+    offset: int
+    failure: Failure
+
+
+Output: TypeAlias = Read | Fetch | Deliver | Declare | Halted
+
+
+# --- what is to be written --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """A row to write: kept aside, dead, or done."""
+
+    row: Row
+    state: str
+    """`waiting`, `dead` or `done`."""
+    source: Any
+    """Where its event is: the source of its piece."""
+    index: int
+    """Which row of the source's chunk, counted from its start; -1 for one that was a parked row already."""
+    failure: Failure = NO_FAILURE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Progress to be written as one: the cursor, the rows beside it, and the record of what was settled how."""
+
+    number: int
+    """Of the shard's settlement records; they are dense."""
+    generation: int
+    begin: int
+    """Where the cursor was."""
+    next_offset: int
+    settled: bytes
+    """Settled ahead of `next_offset`, as `Bitmap.to_bytes()`."""
+    attempts: dict[int, int]
+    parks: tuple[Park, ...]
+    outcomes: dict[Outcome, RangeSet]
+    latencies: tuple[int, ...]
+    """How many were acked within 1, 2, 4, … microseconds of their append; the last one counts all that took longer."""
+    retried: int
+    """How many of the settled ones had failed before."""

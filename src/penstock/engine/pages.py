@@ -1,0 +1,432 @@
+"""Events in memory: what was read and is not settled, as columns of states beside the columns of their chunks.
+
+A page is a chunk with a state and a hand for each of its events; or several small chunks that follow each other, so
+that a log which is read event by event does not become a thousand pages. It goes when none of its events is open any
+more. One that a few slow events keep alive is narrowed to them, so that they do not keep the memory of thousands.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from penstock.offsets import OFFSET_END, Range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from penstock.engine.messages import Chunk, Offsets
+
+PARKED: Final = 0
+READY: Final = 1
+HELD: Final = 2
+DELAYED: Final = 3
+GONE: Final = 4
+"""Settled, or parked: the page knows nothing more of it."""
+
+NARROW_FROM: Final = 8
+"""A page is narrowed when no more than one of so many of its events is open."""
+JOINED_EVENTS_MAX: Final = 1_024
+JOINED_BYTES_MAX: Final = 1 << 18
+"""Chunks are joined to a page of at most this size: small, because it keeps all of them in memory until it goes."""
+
+Rows: TypeAlias = "slice | NDArray[np.int64]"
+
+
+def _offsets(start: int, rows: Rows) -> Offsets:
+    return Range(start + rows.start, start + rows.stop) if isinstance(rows, slice) else rows + start
+
+
+def _indexes(rows: Rows) -> NDArray[np.int64]:
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+
+
+class Some(NamedTuple):
+    """Some rows of a page, ascending."""
+
+    page: Page
+    rows: Rows
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
+
+    @property
+    def offsets(self) -> Offsets:
+        """Their offsets."""
+        return _offsets(self.page.start, self.rows)
+
+    @property
+    def indexes(self) -> NDArray[np.int64]:
+        """The rows one by one."""
+        return _indexes(self.rows)
+
+
+class Part(NamedTuple):
+    """Some rows of one chunk, counted from its start."""
+
+    chunk: Chunk
+    rows: Rows
+
+    @property
+    def offsets(self) -> Offsets:
+        """Their offsets."""
+        return _offsets(self.chunk.span.start, self.rows)
+
+    @property
+    def indexes(self) -> NDArray[np.int64]:
+        """The rows one by one."""
+        return _indexes(self.rows)
+
+
+class Page:
+    """Chunks that follow each other, and what became of their events."""
+
+    __slots__ = (
+        "_appended_at",
+        "_expiries",
+        "_lanes",
+        "_sizes",
+        "chunks",
+        "delayed",
+        "expires_at",
+        "hand",
+        "held",
+        "keyless",
+        "lane",
+        "narrowed",
+        "nbytes",
+        "ready",
+        "size",
+        "start",
+        "state",
+        "stop",
+    )
+
+    def __init__(self, chunk: Chunk, lane: int) -> None:
+        self.chunks = [chunk]
+        self.lane = lane
+        """The lane of events without a key."""
+        self.keyless = chunk.keyless
+        self.start, self.stop = chunk.span.start, chunk.span.stop
+        self.nbytes = chunk.nbytes
+        self.size = self.ready = self.stop - self.start
+        self.held = self.delayed = 0
+        self.state = np.full(self.size, READY, np.uint8)
+        self.hand = np.zeros(self.size, np.int64)
+        """Which hand had it last; 0 if none, or if it was given back."""
+        self.expires_at = OFFSET_END if chunk.expiries is None else int(chunk.expiries.min())
+        """When the first of them expires."""
+        self.narrowed = False
+        self._lanes: NDArray[np.int64] | None = None
+        self._sizes: NDArray[np.int64] | None = None
+        self._appended_at: NDArray[np.int64] | None = None
+        self._expiries: NDArray[np.int64] | None = None
+
+    @property
+    def open(self) -> int:
+        """How many are not gone."""
+        return self.ready + self.held + self.delayed
+
+    # --- chunks and their columns -------------------------------------------------------------
+
+    def fits(self, chunk: Chunk) -> bool:
+        """Tell whether a chunk can be joined to this page."""
+        return (
+            chunk.span.start == self.stop
+            and self.size + len(chunk.span) <= JOINED_EVENTS_MAX
+            and self.nbytes + chunk.nbytes <= JOINED_BYTES_MAX
+            and not self.narrowed
+        )
+
+    def join(self, chunk: Chunk) -> None:
+        """Take a chunk that follows, and fits."""
+        count = len(chunk.span)
+        self.chunks.append(chunk)
+        self.keyless &= chunk.keyless
+        self.stop = chunk.span.stop
+        self.nbytes += chunk.nbytes
+        self.size += count
+        self.ready += count
+        self.state = np.concatenate((self.state, np.full(count, READY, np.uint8)))
+        self.hand = np.concatenate((self.hand, np.zeros(count, np.int64)))
+        if chunk.expiries is not None:
+            self.expires_at = min(self.expires_at, int(chunk.expiries.min()))
+        # Columns that are in use grow; those that are not are made when they are.
+        if self._lanes is not None:
+            self._lanes = np.concatenate((self._lanes, chunk.lanes(self.lane)))
+        if self._sizes is not None:
+            self._sizes = np.concatenate((self._sizes, chunk.sizes()))
+        if self._appended_at is not None:
+            self._appended_at = np.concatenate((self._appended_at, chunk.appended_at))
+        if self._expiries is not None:
+            self._expiries = np.concatenate((self._expiries, _expiries(chunk)))
+
+    @property
+    def lanes(self) -> NDArray[np.int64]:
+        """The lane of each event."""
+        if self._lanes is None:
+            self._lanes = _joined([chunk.lanes(self.lane) for chunk in self.chunks])
+        return self._lanes
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The bytes of each event."""
+        if self._sizes is None:
+            self._sizes = _joined([chunk.sizes() for chunk in self.chunks])
+        return self._sizes
+
+    @property
+    def appended_at(self) -> NDArray[np.int64]:
+        """When each event was appended."""
+        if self._appended_at is None:
+            self._appended_at = _joined([chunk.appended_at for chunk in self.chunks])
+        return self._appended_at
+
+    @property
+    def expiries(self) -> NDArray[np.int64]:
+        """When each event expires."""
+        if self._expiries is None:
+            self._expiries = _joined([_expiries(chunk) for chunk in self.chunks])
+        return self._expiries
+
+    def nbytes_of(self, rows: Rows) -> int:
+        """Return how many bytes these are."""
+        if isinstance(rows, slice) and rows.stop - rows.start == self.size:
+            return self.nbytes
+        return int(self.sizes[rows].sum())
+
+    def parts(self, rows: Rows) -> Iterator[Part]:
+        """Return these rows chunk by chunk, each counted from its chunk's start."""
+        if len(self.chunks) == 1:
+            yield Part(self.chunks[0], rows)
+            return
+        indexes = Some(self, rows).indexes
+        starts = np.array([chunk.span.start - self.start for chunk in self.chunks])
+        chunk_of = np.searchsorted(starts, indexes, side="right") - 1
+        for at in np.unique(chunk_of).tolist():
+            yield Part(self.chunks[at], indexes[chunk_of == at] - starts[at])
+
+    def narrow(self) -> None:
+        """Give up the memory of what is gone."""
+        self.narrowed = True
+        left = {part.chunk.span.start: part.indexes for part in self.parts(self.in_state(READY, HELD, DELAYED))}
+        for chunk in self.chunks:
+            rows = left.get(chunk.span.start)
+            chunk.source = None if rows is None else chunk.source.narrowed(rows)
+
+    # --- states -------------------------------------------------------------------------------
+
+    def in_state(self, *states: int) -> NDArray[np.int64]:
+        """Return the rows that are in one of these states."""
+        found = self.state == states[0]
+        for state in states[1:]:
+            found |= self.state == state
+        return np.flatnonzero(found)
+
+    def move(self, rows: Rows, to: int) -> None:
+        """Let these rows, all of which are open, be in another state."""
+        before = self.state[rows]
+        count = len(before)
+        held = _count(before, HELD, self.held, self.size)
+        delayed = _count(before, DELAYED, self.delayed, self.size)
+        self.held -= held
+        self.delayed -= delayed
+        self.ready -= count - held - delayed
+        self.state[rows] = to
+        if to == READY:
+            self.ready += count
+        elif to == HELD:
+            self.held += count
+        elif to == DELAYED:
+            self.delayed += count
+
+
+def _count(states: NDArray[np.uint8], state: int, of_page: int, size: int) -> int:
+    """Return how many of these are in a state, in which so many of the whole page are."""
+    if of_page in {0, size}:
+        return of_page and len(states)
+    return int(np.count_nonzero(states == state))
+
+
+def _expiries(chunk: Chunk) -> NDArray[np.int64]:
+    return np.full(len(chunk.span), OFFSET_END, np.int64) if chunk.expiries is None else chunk.expiries
+
+
+def _joined(columns: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+class Watcher(Protocol):
+    """Whoever wants to know of every event that comes, and of every change of its state."""
+
+    def came(self, page: Page, first: int) -> None:
+        """Note that a page has new rows, from this one on."""
+
+    def moved(self, page: Page, row: int, before: int, to: int) -> None:
+        """Note that a row has moved from one state to another."""
+
+
+class Pages:
+    """The pages of a shard, by offset."""
+
+    def __init__(self, lane: int) -> None:
+        self.lane = lane
+        """The lane of events without a key."""
+        self._pages: list[Page] = []
+        self._starts: list[int] = []
+        self._touched: set[Page] = set()
+        self.watcher: Watcher | None = None
+        self.ready = 0
+        self.held = 0
+        self.delayed = 0
+        self.open_bytes = 0
+
+    @property
+    def open(self) -> int:
+        """How many events are in memory."""
+        return self.ready + self.held + self.delayed
+
+    def __iter__(self) -> Iterator[Page]:
+        return iter(self._pages)
+
+    def add(self, chunk: Chunk) -> Some:
+        """Take a chunk that was read; its events are ready."""
+        page = self._pages[-1] if self._pages else None
+        if page is not None and page.fits(chunk):
+            page.join(chunk)
+        else:
+            page = Page(chunk, self.lane)
+            self._pages.append(page)
+            self._starts.append(page.start)
+        count = len(chunk.span)
+        self.ready += count
+        self.open_bytes += chunk.nbytes
+        if self.watcher is not None:
+            self.watcher.came(page, page.size - count)
+        return Some(page, slice(page.size - count, page.size))
+
+    def move(self, some: Some, to: int) -> None:
+        """Let these events, all of which are open, be in another state."""
+        page, rows = some
+        ready, held, delayed = page.ready, page.held, page.delayed
+        before = page.state[rows].tolist() if self.watcher is not None else []
+        page.move(rows, to)
+        self.ready += page.ready - ready
+        self.held += page.held - held
+        self.delayed += page.delayed - delayed
+        if to == GONE:
+            self.open_bytes -= page.nbytes_of(rows)
+            self._touched.add(page)
+        if self.watcher is not None:
+            for row, was in zip(some.indexes.tolist(), before, strict=True):
+                self.watcher.moved(page, row, was, to)
+
+    def move_one(self, page: Page, row: int, to: int) -> None:
+        """Let one event, which is open, be in another state; the same as `move`, and faster."""
+        before = int(page.state[row])
+        page.state[row] = to
+        for counts in (page, self):
+            if before == READY:
+                counts.ready -= 1
+            elif before == HELD:
+                counts.held -= 1
+            else:
+                counts.delayed -= 1
+            if to == READY:
+                counts.ready += 1
+            elif to == HELD:
+                counts.held += 1
+            elif to == DELAYED:
+                counts.delayed += 1
+        if to == GONE:
+            self.open_bytes -= int(page.sizes[row])
+            self._touched.add(page)
+        if self.watcher is not None:
+            self.watcher.moved(page, row, before, to)
+
+    def sweep(self) -> None:
+        """Drop pages of which nothing is open any more, and narrow those of which little is."""
+        if not self._touched:
+            return
+        dropped = False
+        for page in self._touched:
+            if page.open == 0:
+                dropped = True
+            elif not page.narrowed and page.open * NARROW_FROM <= page.size:
+                page.narrow()
+        self._touched.clear()
+        if dropped:
+            self._pages = [page for page in self._pages if page.open]
+            self._starts = [page.start for page in self._pages]
+
+    # --- finding ------------------------------------------------------------------------------
+
+    def at(self, offset: int) -> tuple[Page, int] | None:
+        """Return the page of an offset, and its row there."""
+        index = bisect_right(self._starts, offset) - 1
+        if index < 0:
+            return None
+        page = self._pages[index]
+        return (page, offset - page.start) if offset < page.stop else None
+
+    def find(self, offsets: Offsets) -> list[Some]:
+        """Return the rows of these offsets, page by page; what is in no page is left out. They are ascending."""
+        if not len(offsets):
+            return []
+        first, last = (
+            (offsets.start, offsets.stop - 1) if isinstance(offsets, Range) else (int(offsets[0]), int(offsets[-1]))
+        )
+        found = []
+        for page in self._pages[max(bisect_right(self._starts, first) - 1, 0) : bisect_right(self._starts, last)]:
+            if isinstance(offsets, Range):
+                low, high = max(first, page.start), min(last + 1, page.stop)
+                if low < high:
+                    found.append(Some(page, slice(low - page.start, high - page.start)))
+            else:
+                low, high = np.searchsorted(offsets, (page.start, page.stop)).tolist()
+                if low < high:
+                    found.append(Some(page, offsets[low:high] - page.start))
+        return found
+
+    def state_of(self, offset: int) -> int:
+        """Return the state of one event; `GONE` for what is in no page."""
+        at = self.at(offset)
+        return GONE if at is None else int(at[0].state[at[1]])
+
+    def held_by(self, hand: int) -> list[Some]:
+        """Return what a hand holds."""
+        found = [
+            Some(page, np.flatnonzero((page.hand == hand) & (page.state == HELD))) for page in self._pages if page.held
+        ]
+        return [some for some in found if some.size]
+
+    def all_held(self) -> list[Some]:
+        """Return all that is handed over."""
+        return [Some(page, page.in_state(HELD)) for page in self._pages if page.held]
+
+    def expired(self, wall_us: int) -> list[Some]:
+        """Return what is ready and expired."""
+        found = []
+        for page in self._pages:
+            if page.expires_at <= wall_us and page.ready:
+                rows = np.flatnonzero((page.state == READY) & (page.expiries <= wall_us))
+                if len(rows):
+                    found.append(Some(page, rows))
+        return found
+
+    def source_of(self, some: Some) -> dict[int, tuple[Any, int]]:
+        """Return for each row where its payload is, and at which index there, without keeping the memory of others."""
+        found: dict[int, tuple[Any, int]] = {}
+        for part in some.page.parts(some.rows):
+            chunk, rows = part.chunk, part.indexes
+            source = chunk.source if len(rows) * NARROW_FROM > len(chunk.span) else chunk.source.narrowed(rows)
+            base = chunk.span.start - some.page.start
+            found.update((base + row, (source, row)) for row in rows.tolist())
+        return found

@@ -1,0 +1,199 @@
+"""Progress: what is settled or parked, and the part of it that is not written yet.
+
+A step is taken, written, and then told as written or not. What settles meanwhile goes into the next step; one that was
+not written becomes part of the next, so that records stay a chain without holes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from penstock.engine.messages import Park, Step
+from penstock.engine.states import Outcome
+from penstock.offsets import Bitmap, Range, RangeSet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.engine.messages import Offsets
+
+LATENCIES: Final = 40
+"""How many buckets there are: the last but one ends at 2**38 microseconds, about three days."""
+
+
+class Progress:
+    """The cursor of a shard as it is decided, and what of it is unwritten."""
+
+    def __init__(
+        self, *, next_offset: int, settled: bytes, attempts: Mapping[int, int], generation: int, number: int
+    ) -> None:
+        self.bitmap = Bitmap.from_bytes(next_offset, settled)
+        self.bitmap.advance()
+        self.attempts = dict(attempts)
+        """Attempts that were made, for unsettled events that had one; 0 marks a suspect that is tried in a group."""
+        self.generation = generation
+        self._number = number
+        self._begin = next_offset
+        self._reset()
+        self._writing: Step | None = None
+
+    def _reset(self) -> None:
+        self.unwritten = 0
+        """How many events were settled or parked since the last step."""
+        self._outcomes: defaultdict[Outcome, RangeSet] = defaultdict(RangeSet)
+        self._acked_singly: list[int] = []
+        """Acked, and not among the outcomes yet: together they cost less than one by one."""
+        self.parks: dict[int, Park] = {}
+        self._latencies = [0] * LATENCIES
+        self._retried = 0
+        self._touched = False
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that is neither settled nor parked."""
+        return self.bitmap.start
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is anything to write."""
+        return self._touched
+
+    @property
+    def writing(self) -> bool:
+        """Whether a step is being written."""
+        return self._writing is not None
+
+    # --- settling -----------------------------------------------------------------------------
+
+    def settle(self, outcome: Outcome, offsets: Offsets) -> None:
+        """Let the cursor pass these: settled, or parked, in this way."""
+        bitmap = self.bitmap
+        if isinstance(offsets, Range):
+            if offsets.start == bitmap.start and not bitmap.count:
+                bitmap.seek(offsets.stop)  # the usual case: nothing is settled ahead
+            else:
+                bitmap.set_range(offsets)
+            self._outcomes[outcome].add(offsets)
+        else:
+            bitmap.set_many(offsets)
+            self._outcomes[outcome] |= RangeSet.from_offsets(offsets)
+        bitmap.advance()
+        self.unwritten += len(offsets)
+        self._touched = True
+        if self.attempts:
+            failed = self._forget_attempts(offsets)
+            self._retried += failed if outcome is not Outcome.PARKED else 0
+
+    def settle_one(self, outcome: Outcome, offset: int) -> None:
+        """Let the cursor pass one; the same as `settle`, and faster."""
+        self.bitmap.set(offset)
+        self.bitmap.advance()
+        if outcome is Outcome.ACKED:
+            self._acked_singly.append(offset)
+        else:
+            self._outcomes[outcome].add(Range(offset, offset + 1))
+        self.unwritten += 1
+        self._touched = True
+        if self.attempts and self.attempts.pop(offset, 0) and outcome is not Outcome.PARKED:
+            self._retried += 1
+
+    def resolve(self, outcome: Outcome, offset: int, *, retried: bool) -> None:
+        """Note how an event ended that the cursor had passed when it was parked."""
+        self._outcomes[outcome].add(Range(offset, offset + 1))
+        self.unwritten += 1
+        self._retried += retried
+        self._touched = True
+
+    def _forget_attempts(self, offsets: Offsets) -> int:
+        """Forget the attempts of these; returns how many of them had failed."""
+        attempts = self.attempts
+        if len(offsets) <= len(attempts):
+            gone = [
+                offset for offset in (offsets if isinstance(offsets, Range) else offsets.tolist()) if offset in attempts
+            ]
+        elif isinstance(offsets, Range):
+            gone = [offset for offset in attempts if offset in offsets]
+        else:
+            wanted = set(offsets.tolist())
+            gone = [offset for offset in attempts if offset in wanted]
+        return sum(attempts.pop(offset) > 0 for offset in gone)
+
+    def park(self, park: Park) -> None:
+        """Write a row with the next step."""
+        self.parks[park.row.offset] = park
+        self._touched = True
+
+    def touch(self) -> None:
+        """Write the cursor with the next step though nothing was settled: its attempts have changed."""
+        self._touched = True
+
+    def note_latency(self, appended_at: NDArray[np.int64], wall_us: int) -> None:
+        """Count how long these took from their append to their ack."""
+        if not len(appended_at):
+            return
+        if appended_at[0] == appended_at[-1]:  # one append, or at least one moment
+            self._latencies[_bucket(wall_us - int(appended_at[0]))] += len(appended_at)
+            return
+        took = np.maximum(wall_us - appended_at, 0).astype(np.float64)
+        buckets = np.minimum(np.frexp(took)[1], LATENCIES - 1)
+        self._add_latencies(np.bincount(buckets, minlength=LATENCIES).tolist())
+
+    def _add_latencies(self, counts: Sequence[int]) -> None:
+        self._latencies = [before + more for before, more in zip(self._latencies, counts, strict=True)]
+
+    def note_latency_of_one(self, appended_at: int, wall_us: int) -> None:
+        """Count how long one took."""
+        self._latencies[_bucket(wall_us - appended_at)] += 1
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def take(self) -> Step | None:
+        """Return what is to be written now; None if nothing is, or a step is under way."""
+        if not self._touched or self._writing is not None:
+            return None
+        if self._acked_singly:
+            self._outcomes[Outcome.ACKED] |= RangeSet.from_offsets(self._acked_singly)
+        recorded = any(self._outcomes.values())
+        step = Step(
+            number=self._number + 1 if recorded else self._number,
+            generation=self.generation,
+            begin=self._begin,
+            next_offset=self.next_offset,
+            settled=self.bitmap.to_bytes() if self.bitmap.count else b"",
+            attempts=dict(self.attempts),
+            parks=tuple(self.parks.values()),
+            outcomes=dict(self._outcomes),
+            latencies=tuple(self._latencies),
+            retried=self._retried,
+        )
+        self._writing = step
+        self._reset()
+        return step
+
+    def written(self, step: Step) -> None:
+        """Note that a step is on the medium."""
+        assert step is self._writing, "a step is told as written that is not being written"
+        self._writing = None
+        self._number = step.number
+        self._begin = step.next_offset
+
+    def not_written(self, step: Step) -> None:
+        """Put a step that was not written before what came since."""
+        assert step is self._writing, "a step is told as not written that is not being written"
+        self._writing = None
+        self._touched = True
+        for outcome, offsets in step.outcomes.items():
+            self._outcomes[outcome] = offsets | self._outcomes[outcome]
+            self.unwritten += len(offsets)
+        self.parks = {park.row.offset: park for park in step.parks} | self.parks
+        self._add_latencies(step.latencies)
+        self._retried += step.retried
+
+
+def _bucket(took_us: int) -> int:
+    return min(max(took_us, 0).bit_length(), LATENCIES - 1)

@@ -1,0 +1,463 @@
+"""Shard: the state machine of one part of a subscription. See the package's docstring.
+
+What it promises, whatever it is told and in whichever order:
+
+* Nothing is handed over while an earlier event of its lane is held, delayed or parked; in one hand there may be
+  several.
+* The cursor passes nothing that is not settled, or parked in the same step.
+* An event that was handed over is settled by one ack, late or not, and never handed over after it.
+* What is read and not settled stays within the window, what waits aside within its limit.
+* Every answer to an input is complete: nothing waits for a further input but time, the log or the consumer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+
+from penstock.engine.messages import (
+    Ack,
+    Ask,
+    ConsumerLeft,
+    Declare,
+    Extend,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    GiveBack,
+    HeadMoved,
+    LogTrimmed,
+    Nack,
+    NotWritten,
+    PolicyChanged,
+    ReadDone,
+    ReadFailed,
+    RowsSeen,
+    Started,
+    Tick,
+    Written,
+)
+from penstock.engine.pages import DELAYED, READY
+from penstock.engine.progress import Progress
+from penstock.engine.rate import Rate
+from penstock.engine.reading import Reading
+from penstock.engine.states import Outcome
+from penstock.engine.suspects import Suspects
+from penstock.engine.work import Work
+from penstock.offsets import Bitmap, Gap, Range
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from penstock.engine.messages import Deliver, Halted, Input, Now, Offsets, Output, Row, Step
+    from penstock.engine.policy import Policy
+
+STUCK_SECONDS: Final = 1.0
+"""A window that is full of blocked lanes for so long is relieved by parking what is blocked."""
+OVERFLOW_ROWS: Final = 1_000
+UNWRITTEN_ROWS_MAX: Final = 2_000
+UNWRITTEN_EVENTS_MAX: Final = 1 << 18
+"""With more than this unwritten nothing further is handed over, until the store takes it."""
+
+
+class Shard:
+    """One shard, from the cursor that was loaded on. `clean`: whoever had it before left nothing in flight."""
+
+    def __init__(
+        self,
+        *,
+        next_offset: int,
+        settled: bytes = b"",
+        attempts: Mapping[int, int] | None = None,
+        generation: int = 0,
+        number: int = 0,
+        partition: int = 0,
+        policy: Policy,
+        rows: Iterable[Row] = (),
+        clean: bool,
+        head: int,
+        now: Now,
+        rate: Rate | None = None,
+    ) -> None:
+        self.progress = Progress(
+            next_offset=next_offset, settled=settled, attempts=attempts or {}, generation=generation, number=number
+        )
+        self.last_dispatched = -1
+        """The highest offset that was handed over; -1 if none was."""
+        self._work = Work(self.progress, lane=partition, rows=rows, policy=policy, now=now, clean=clean)
+        self._reading = Reading(self.progress.next_offset, head)
+        # A consumer's shards share one.
+        self._rate = rate or Rate(policy.rate_per_second, now.monotonic)
+        self._fetch_at = 0.0
+        self._told_halted: Halted | None = None
+        self._stuck_since: float | None = None
+        self._dirty_since: float | None = None
+        self._urgent = False
+        self._out: list[Output] = []
+        self._suspects = None if clean else Suspects(self._work, self._suspected_until())
+
+    def _suspected_until(self) -> int:
+        """Return where suspects end: as many unsettled events as a window holds were in flight, at most."""
+        left = self.policy.window_events
+        begin = self.next_offset
+        reach = max(min(self.head, begin + Bitmap.LIMIT), begin)
+        for span in self.progress.bitmap.unset_in(Range(begin, reach)):
+            if len(span) >= left:
+                return span.start + left
+            left -= len(span)
+        return reach
+
+    # --- what others may ask ------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that is in force."""
+        return self._work.policy
+
+    @property
+    def head(self) -> int:
+        """Where the log ends, as far as it is known."""
+        return self._reading.head
+
+    @property
+    def read_position(self) -> int:
+        """The next offset to read."""
+        return self._reading.position
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that is neither settled nor parked."""
+        return self.progress.next_offset
+
+    @property
+    def gaps(self) -> int:
+        """How many reads left something out, or found a hole."""
+        return self._reading.gaps
+
+    @property
+    def in_flight(self) -> int:
+        """How many events are handed over."""
+        return self._work.in_flight
+
+    @property
+    def in_memory(self) -> int:
+        """How many events are read and not settled."""
+        work = self._work
+        return work.pages.open + work.aside.held + work.aside.ready
+
+    @property
+    def parked(self) -> int:
+        """How many events wait aside."""
+        return len(self._work.aside)
+
+    @property
+    def halted(self) -> Halted | None:
+        """Where it stands still, and why."""
+        return next(iter(self._work.halts.values()), None)
+
+    @property
+    def suspecting(self) -> bool:
+        """Whether it goes through what an unclean end has left behind."""
+        return self._suspects is not None
+
+    @property
+    def standing(self) -> bool:
+        """Whether nothing may be handed over now: paused, halted, or too much is unwritten."""
+        progress = self.progress
+        return (
+            self._work.policy.paused
+            or bool(self._work.halts)
+            or progress.unwritten > UNWRITTEN_EVENTS_MAX
+            or len(progress.parks) > UNWRITTEN_ROWS_MAX
+        )
+
+    @property
+    def wants(self) -> bool:
+        """Whether it would read if there were more to read."""
+        reading = self._reading
+        waits = reading.under_way or reading.retry_at > self._work.now.monotonic or self.standing
+        return not waits and self._room()[0] > 0
+
+    @property
+    def blocked_lanes(self) -> dict[int, int]:
+        """Lanes that are parked, and the offset that each stands at."""
+        return dict(self._work.aside.first)
+
+    def next_timer(self) -> float | None:
+        """Return when it wants a `Tick`, on the monotonic clock."""
+        work, now = self._work, self._work.now.monotonic
+        times = [work.delays.first(), work.deadlines.first()]
+        if self._stuck_since is not None:
+            times.append(self._stuck_since + STUCK_SECONDS)
+        if self._reading.retry_at > now:
+            times.append(self._reading.retry_at)
+        if self._fetch_at > now:
+            times.append(self._fetch_at)
+        elif len(work.aside) and not self.standing and (due_at := work.aside.next_due()) is not None:
+            times.append(now + max(due_at - work.now.wall_us, 0) / 1_000_000)
+        if work.pages.ready or work.aside.ready:
+            free_at = self._rate.free_at()
+            times.append(free_at if free_at is not None and free_at > now else None)
+        return min((at for at in times if at is not None), default=None)
+
+    def write_at(self) -> float | None:
+        """Return when its progress is to be written, on the monotonic clock; None if there is nothing to write now."""
+        progress, policy = self.progress, self.policy
+        if not progress.dirty or progress.writing:
+            return None
+        if self._urgent or progress.parks or progress.unwritten >= policy.checkpoint_events:
+            return 0.0
+        return 0.0 if self._dirty_since is None else self._dirty_since + policy.checkpoint_seconds
+
+    def take_step(self) -> Step | None:
+        """Return what is to be written now; it is told as `Written` or `NotWritten` before the next one is taken."""
+        step = self.progress.take()
+        if step is not None:
+            self._urgent, self._dirty_since = False, None
+        return step
+
+    # --- the machine --------------------------------------------------------------------------
+
+    def handle(self, told: Input, now: Now) -> list[Output]:
+        """Take an input, and return what is to be done."""
+        work = self._work
+        work.now = now
+        if work.timed:
+            self._run_timers(now.monotonic)
+        self._HANDLERS[type(told)](self, told)
+        if self._stuck_since is not None:
+            self._relieve()
+        work.tidy()
+        if work.halts or self._told_halted is not None:
+            self._tell_halted()
+        self._pump()
+        if self._dirty_since is None and self.progress.dirty:
+            self._dirty_since = now.monotonic
+        out, self._out = self._out, []
+        return out
+
+    def _run_timers(self, now: float) -> None:
+        work = self._work
+        for offset in work.delays.pop_due(now):
+            at = work.pages.at(offset)
+            if at is not None and at[0].state[at[1]] == DELAYED:
+                work.pages.move_one(*at, READY)
+        for hand in work.deadlines.pop_due(now):
+            work.time_out(hand)
+
+    def _tell_halted(self) -> None:
+        self._work.forget_ended_halts()
+        halted = self.halted
+        if halted is not None and halted != self._told_halted:
+            self._out.append(halted)
+        self._told_halted = halted
+
+    def _pump(self) -> None:
+        """Ask for what can be used: events of the log, and rows that are due."""
+        if self.standing:
+            return
+        work, reading = self._work, self._reading
+        if reading.position < self.progress.next_offset and not reading.under_way:
+            reading.passed(self.progress.next_offset)  # what was settled ahead, before it was loaded, is not read again
+        if reading.due and reading.retry_at <= work.now.monotonic:
+            events, nbytes = self._room()
+            if events > 0:
+                self._out.append(reading.ask(events, nbytes))
+        if len(work.aside) and self._fetch_at <= work.now.monotonic:
+            wanted = work.aside.to_fetch(work.now.wall_us, reading.position)
+            if wanted:
+                self._out.append(Fetch(wanted))
+
+    def _room(self) -> tuple[int, int]:
+        """Return how many events and bytes to read; 0 unless it is worth a read."""
+        policy, pages = self._work.policy, self._work.pages
+        # Without a least amount every ack would bring a read of one event.
+        events = min(policy.window_events - pages.open, policy.read_events)
+        if events < min(policy.read_events, (policy.window_events + 1) // 2):
+            return 0, 0
+        nbytes = min(policy.window_bytes - pages.open_bytes, policy.read_bytes)
+        if nbytes < min(policy.read_bytes, (policy.window_bytes + 1) // 2):
+            return 0, 0
+        return max(min(events, self.progress.next_offset + Bitmap.LIMIT - self._reading.position), 0), nbytes
+
+    def _relieve(self) -> None:
+        """Park what is blocked, if it has filled the window for long, so that other lanes go on."""
+        work = self._work
+        if self._stuck_since is None or not self._is_full():
+            self._stuck_since = None
+        elif work.now.monotonic >= self._stuck_since + STUCK_SECONDS:
+            self._stuck_since = None
+            for some in work.lanes.blocked(min(OVERFLOW_ROWS, work.room_aside)):
+                work.set_aside(some)
+
+    def _is_full(self) -> bool:
+        """Tell whether there is more to read, and no room for it."""
+        reading = self._reading
+        return reading.position < reading.head and not reading.under_way and self._room()[0] == 0
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def _on_head(self, told: HeadMoved) -> None:
+        self._reading.moved(told.head)
+
+    def _on_read(self, told: ReadDone) -> None:
+        for item in self._reading.done(told):
+            if not isinstance(item, Gap):
+                self._reading.passed(item.span.stop)
+                self._work.take(item)
+            elif not self._lose(item):
+                break
+
+    def _on_read_failed(self, told: ReadFailed) -> None:
+        self._reading.failed(told.retry_at)
+
+    def _on_trimmed(self, told: LogTrimmed) -> None:
+        gap = self._reading.trimmed(told.first)
+        if gap is not None:
+            self._lose(gap)
+
+    def _lose(self, gap: Gap) -> bool:
+        """Settle offsets that hold nothing, and say so; False if they reach too far ahead of the cursor for now."""
+        progress = self.progress
+        at = gap.start
+        while at < gap.stop and progress.bitmap.room(at):
+            stop = min(gap.stop, progress.next_offset + Bitmap.LIMIT)
+            for lost in progress.bitmap.unset_in(Range(at, stop)):
+                progress.settle(Outcome.GAP, lost)
+            at = stop
+        if at > gap.start:
+            self._out.append(Declare(Gap(gap.start, at, gap.reason)))
+            self._reading.passed(at)
+        return at == gap.stop
+
+    # --- handing over -------------------------------------------------------------------------
+
+    def _on_ask(self, told: Ask) -> None:
+        work = self._work
+        work.expire()
+        if self.standing:
+            return
+        allowed = self._rate.allowed(work.now.monotonic)
+        if allowed < told.events_max:
+            told = told._replace(events_max=allowed)
+        if told.events_max <= 0:
+            return
+        if self._suspects is not None and not self._hand_over_suspects(told, self._suspects):
+            return
+        handed = work.hand_over(work.choose(told), singly=told.singly)
+        if handed is not None:
+            self._tell_handed(handed)
+        elif self._stuck_since is None and (work.pages.ready or work.pages.delayed) and self._is_full():
+            self._stuck_since = work.now.monotonic
+
+    def _tell_handed(self, handed: Deliver) -> None:
+        self._rate.take(sum(len(piece.offsets) for piece in handed.pieces))
+        last = handed.pieces[-1].offsets
+        highest = last.stop - 1 if isinstance(last, Range) else int(last[-1])
+        self.last_dispatched = max(self.last_dispatched, highest)
+        self._stuck_since = None
+        self._out.append(handed)
+
+    def _hand_over_suspects(self, told: Ask, suspects: Suspects) -> bool:
+        """Hand over what may be of the suspects; True if they are all through."""
+        handed = self._work.hand_over(suspects.choose(told), singly=told.singly)
+        if handed is not None:
+            self._tell_handed(handed)
+            return False
+        self._work.tidy()
+        self._pump()
+        reading = self._reading
+        all_read = reading.position >= min(suspects.until, reading.head) or self._is_full()
+        all_read &= self._fetch_at <= self._work.now.monotonic
+        if suspects.ask(singly=told.singly, all_read=all_read):
+            self._urgent = True
+            return False
+        self._suspects = None
+        return True
+
+    # --- what the consumer says ---------------------------------------------------------------
+
+    def _on_ack(self, told: Ack) -> None:
+        self._work.ack(_ascending(told.offsets))
+
+    def _on_nack(self, told: Nack) -> None:
+        self._work.nack(replace(told, offsets=_ascending(told.offsets)))
+
+    def _on_give_back(self, told: GiveBack) -> None:
+        self._work.give_back(told.hand, _ascending(told.offsets))
+
+    def _on_left(self, _told: ConsumerLeft) -> None:
+        self._work.give_all_back()
+
+    def _on_started(self, told: Started) -> None:
+        seconds = self.policy.timeout_seconds
+        if seconds is not None:
+            self._work.start(told.hand, seconds)
+
+    def _on_extend(self, told: Extend) -> None:
+        self._work.deadlines.extend(told.hand, self._work.now.monotonic + told.seconds)
+
+    def _on_tick(self, _told: Tick) -> None:
+        """Timers have run already."""
+
+    # --- what the store and others say --------------------------------------------------------
+
+    def _on_fetched(self, told: Fetched) -> None:
+        self._work.fetched(told)
+
+    def _on_fetch_failed(self, told: FetchFailed) -> None:
+        self._work.aside.not_fetched(told.asked)
+        self._fetch_at = told.retry_at
+
+    def _on_rows(self, told: RowsSeen) -> None:
+        self._work.aside.bring_back(told.rows)
+
+    def _on_policy(self, told: PolicyChanged) -> None:
+        work = self._work
+        before, work.policy = work.policy, told.policy
+        self._rate.change(told.policy.rate_per_second, work.now.monotonic)
+        if told.policy.timeout_seconds is None:
+            work.deadlines.clear()
+        if told.policy.resumes > before.resumes:
+            work.resume()
+
+    def _on_written(self, told: Written) -> None:
+        self.progress.written(told.step)
+        self._work.aside.written(told.step.parks)
+        if self._suspects is not None:
+            self._suspects.written(told.step)
+
+    def _on_not_written(self, told: NotWritten) -> None:
+        self.progress.not_written(told.step)
+        self._urgent = True
+
+    _HANDLERS: ClassVar[dict[type, Callable[[Shard, Any], None]]] = {
+        HeadMoved: _on_head,
+        ReadDone: _on_read,
+        ReadFailed: _on_read_failed,
+        LogTrimmed: _on_trimmed,
+        Ask: _on_ask,
+        Ack: _on_ack,
+        Nack: _on_nack,
+        GiveBack: _on_give_back,
+        ConsumerLeft: _on_left,
+        Started: _on_started,
+        Extend: _on_extend,
+        Tick: _on_tick,
+        Fetched: _on_fetched,
+        FetchFailed: _on_fetch_failed,
+        RowsSeen: _on_rows,
+        PolicyChanged: _on_policy,
+        Written: _on_written,
+        NotWritten: _on_not_written,
+    }
+
+
+def _ascending(offsets: Offsets) -> Offsets:
+    """Return offsets in order, each once."""
+    if isinstance(offsets, Range) or len(offsets) < 2 or bool((offsets[1:] > offsets[:-1]).all()):
+        return offsets
+    return np.unique(offsets)

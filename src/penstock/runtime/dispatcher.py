@@ -1,0 +1,260 @@
+"""Dispatcher: everything that delivers in one process, put together.
+
+It begins with the first consumer and ends with the bus: the process's presence, the monitor, the committer, the ledger,
+and the watch over what others change. A consumer is a `Member` of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from penstock.engine.policy import Policy
+from penstock.errors import PenstockError, StoreClosed, UnknownSubscription
+from penstock.runtime.committer import Committer
+from penstock.runtime.entrances import Host, Loop
+from penstock.runtime.ledger import BUSY_SECONDS, Ledger
+from penstock.runtime.member import Member
+from penstock.runtime.monitor import Monitor
+from penstock.runtime.presence import Presence
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from penstock.clock import Clock
+    from penstock.offsets import Gap
+    from penstock.rows import Subscription, TopicInfo
+    from penstock.runtime.seat import Seat, Seen
+
+logger = logging.getLogger(__name__)
+
+LEASE_SECONDS: Final = 10.0
+LEASE_SECONDS_MIN: Final = 0.5
+"""A shorter lease would be over before a busy machine could renew it."""
+STANDBY_SECONDS: Final = 0.25
+"""How often a consumer that waits looks whether the owner is still there."""
+PUT_OFF_MAX: Final = 20
+"""So often in a row the look at changes is put off because changes are being made here."""
+SEATS_AT_A_TIME: Final = 100
+"""Of the seats that are looked at again."""
+SAVE_SECONDS: Final = 5.0
+"""How long a shard that is given back waits for a store that does not take its progress."""
+
+
+class Dispatcher:
+    """The delivery of one process. `ledger=False` is for measuring what the ledger costs."""
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        owner: str,
+        clock: Clock,
+        jitter: Callable[[], float],
+        lease_seconds: float = LEASE_SECONDS,
+        ledger: bool = True,
+    ) -> None:
+        self.host = host
+        self.clock = clock
+        self.monitor = Monitor(host, clock=clock, jitter=jitter)
+        self.committer = Committer(host, clock=clock, jitter=jitter, wrote=self._wrote, ledger=ledger)
+        self.ledger = Ledger(host, owner=owner, clock=clock, jitter=jitter)
+        self.presence = Presence(
+            host,
+            owner=owner,
+            lease_seconds=max(lease_seconds, LEASE_SECONDS_MIN),
+            clock=clock,
+            jitter=jitter,
+            lost=self._not_present,
+        )
+        self.watch = Watch(self, jitter)
+        self.members: dict[Member, None] = {}
+        self.waiting: dict[Member, None] = {}
+        """Those that may have an empty seat."""
+        self.own_changes = OwnChanges()
+        self._ledger_at = 0.0
+        self._with_ledger = ledger
+
+    def _start(self) -> None:
+        self.presence.start()
+        self.committer.start()
+        self.watch.start()
+        if self._with_ledger:
+            self.ledger.start()
+
+    async def stop(self) -> None:
+        """Give every shard back, then end the loops."""
+        await asyncio.gather(*(self.leave(member) for member in list(self.members)))
+        for loop in (self.watch, self.monitor, self.committer, self.ledger, self.presence):
+            await loop.stop()
+
+    async def join(
+        self, topic: TopicInfo, subscription: Subscription, owner: str, on_gap: Callable[[int, Gap], None]
+    ) -> Member:
+        """Let a consumer have what is free of a subscription."""
+        self._start()
+        member = Member(self, topic, subscription, owner, on_gap)
+        try:
+            await member.join()
+        except BaseException:
+            await self.leave(member)
+            raise
+        self.members[member] = None
+        if member.empty_seats:
+            self.waiting[member] = None
+        for seat in member.seats:
+            self.monitor.race(seat)
+        return member
+
+    async def leave(self, member: Member) -> None:
+        """Let a consumer go."""
+        self.members.pop(member, None)
+        self.waiting.pop(member, None)
+        await member.leave()
+
+    async def saved(self, seat: Seat) -> bool:
+        """Write what a shard has settled; False if the store does not take it, or not in time."""
+        saving = asyncio.ensure_future(self.committer.flush([seat]))
+        limit = asyncio.ensure_future(self.clock.pause(SAVE_SECONDS))
+        done, _ = await asyncio.wait([saving, limit], return_when=asyncio.FIRST_COMPLETED)
+        limit.cancel()
+        if saving not in done:
+            saving.cancel()
+            logger.warning("%s: its progress could not be written in time; the next one begins where it was", seat)
+        return saving in done and saving.exception() is None
+
+    def _wrote(self) -> None:
+        now = self.clock.monotonic()
+        if self._with_ledger and now >= self._ledger_at:
+            self._ledger_at = now + BUSY_SECONDS
+            self.ledger.wake()
+
+    def _not_present(self) -> None:
+        for member in self.members:
+            for seat in member.seats:
+                seat.lose("this process was silent for longer than its lease")
+
+
+class OwnChanges:
+    """How many changes of the store's revision were made here: these are no news.
+
+    While one is being made nobody knows whether the revision counts it already.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        self._making = 0
+        self._none_made = asyncio.Event()
+        self._allowed = asyncio.Event()
+        self._allowed.set()
+
+    @asynccontextmanager
+    async def making(self) -> AsyncIterator[None]:
+        """Make a change in this block, which counts it."""
+        await self._allowed.wait()
+        self._making += 1
+        self._none_made.clear()
+        try:
+            yield
+        finally:
+            self._making -= 1
+            if not self._making:
+                self._none_made.set()
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """How many were made, and how many are being made; as long as it is the same, nothing has happened."""
+        return self.made, self._making
+
+    @asynccontextmanager
+    async def stopped(self) -> AsyncIterator[None]:
+        """Let those end that are being made, and let none begin in this block."""
+        self._allowed.clear()
+        try:
+            if self._making:
+                await self._none_made.wait()
+            yield
+        finally:
+            self._allowed.set()
+
+
+class Watch(Loop):
+    """The loop that sees what others do: owners that end, and subscriptions that are changed, moved or deleted."""
+
+    def __init__(self, dispatcher: Dispatcher, jitter: Callable[[], float]) -> None:
+        super().__init__("the watch over subscriptions", dispatcher.clock, jitter)
+        self._dispatcher = dispatcher
+        self._foreign: int | None = None
+        self._put_off = 0
+
+    async def _round(self) -> float:
+        began = self._clock.monotonic()
+        await self._look_at_changes()
+        waiting = self._dispatcher.waiting
+        for member in list(waiting):
+            for seat in member.empty_seats:
+                await self._try(member, seat)
+            if not member.empty_seats:
+                waiting.pop(member, None)
+        # Where there is much to look at, looking leaves most of the time to the consumers.
+        return max(STANDBY_SECONDS, 2 * (self._clock.monotonic() - began))
+
+    async def _try(self, member: Member, seat: Seat) -> None:
+        host = self._dispatcher.host
+        try:
+            await member.retake(seat, await host.call(host.store.leases.holder, seat.lease_name))
+        except StoreClosed:
+            raise
+        except UnknownSubscription as gone:
+            member.end(gone)
+        except PenstockError as error:
+            logger.info("%s: could not be taken, and will be tried again: %s", seat, error)
+
+    async def _foreign_changes(self) -> int | None:
+        """Return how many changes others have made; None if it cannot be told now, while consumers begin here."""
+        host, own = self._dispatcher.host, self._dispatcher.own_changes
+        made, making = own.state
+        revision = await host.call(host.store.cursors.revision)
+        if making or own.state != (made, making):
+            if self._put_off < PUT_OFF_MAX:
+                self._put_off += 1
+                return None
+            async with own.stopped():
+                revision, made = await host.call(host.store.cursors.revision), own.made
+        self._put_off = 0
+        return revision - made
+
+    async def _look_at_changes(self) -> None:
+        host = self._dispatcher.host
+        foreign = await self._foreign_changes()
+        if foreign is None or foreign == self._foreign:
+            return
+        # Before the subscriptions are read: a consumer that begins meanwhile is not missing.
+        members = list(self._dispatcher.members)
+        known = {(each.log_id, each.name): each for each in await host.call(host.store.cursors.subscriptions)}
+        for member in members:
+            subscription = known.get((member.topic.log_id, member.subscription.name))
+            if subscription is None:
+                member.end(UnknownSubscription(member.topic.log_id, member.subscription.name))
+                continue
+            if subscription != member.subscription:
+                member.change(subscription, Policy.of(subscription.policy))
+        held = [(seat, seat.engine) for member in members for seat in member.seats if seat.engine is not None]
+        for first in range(0, len(held), SEATS_AT_A_TIME):
+            some = held[first : first + SEATS_AT_A_TIME]
+            seen = await host.call(_look_again, [seat for seat, _ in some])
+            for (seat, engine), each in zip(some, seen, strict=True):
+                seat.refresh(engine, each)
+        self._foreign = foreign
+
+    def _fenced(self) -> None:
+        """Do nothing: looking is not fenced."""
+
+    async def _ended(self) -> None:
+        """Nothing is held."""
+
+
+def _look_again(seats: Sequence[Seat]) -> list[Seen | PenstockError]:
+    return [seat.look_again() for seat in seats]

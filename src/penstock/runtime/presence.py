@@ -1,0 +1,153 @@
+"""Presence: that this process is alive, as one lease, under which it holds all others.
+
+Renewed every third of its time, whatever the number of shards. A process that is killed is seen to be dead at once, by
+stores that can see it; one that is frozen, when its lease is over. When it wakes up it finds that it is not present any
+more, and begins anew: every shard that it had is taken again, if nobody else has it by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from penstock.errors import LeaseError, LeaseLost, PenstockError, StoreClosed
+from penstock.runtime.entrances import Host, Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.clock import Clock
+    from penstock.rows import Lease
+
+logger = logging.getLogger(__name__)
+
+
+class Presence(Loop):
+    """The loop that renews the lease of this process."""
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        owner: str,
+        lease_seconds: float,
+        clock: Clock,
+        jitter: Callable[[], float],
+        lost: Callable[[], None],
+    ) -> None:
+        super().__init__("the presence of this process", clock, jitter)
+        self._host = host
+        self._owner = owner
+        self._seconds = lease_seconds
+        self._lost = lost
+        self._lease: Lease | None = None
+        self._present_until = 0.0
+        self._appearing = asyncio.Lock()
+        self._held: set[int] = set()
+        """The epochs of leases that were acquired here, and not given back."""
+        self._orphans: dict[str, str] = {}
+        """Leases that the store may say are ours though nobody here has them, and who would be their owner."""
+        self.losses = 0
+
+    async def acquire(self, name: str, owner: str) -> Lease | None:
+        """Acquire a lease under that of this process; None if another owner has it."""
+        leases = self._host.store.leases
+        for _ in range(3):
+            above = self._lease or await self._appear()
+            try:
+                lease = await self._host.call(leases.acquire, name, owner, self._seconds, under=above)
+            except LeaseLost:
+                if self._lease is not None and self._lease.epoch == above.epoch:
+                    self._vanished("its lease is over")
+            except PenstockError:
+                raise
+            except BaseException:
+                self._orphans[name] = owner  # nobody knows whether it was acquired
+                raise
+            else:
+                if lease is not None:
+                    self._held.add(lease.epoch)
+                return lease
+        raise LeaseLost(f"the lease of this process, {self._owner}, cannot be kept: the machine is too busy")
+
+    async def give_back(self, lease: Lease, *, clean: bool) -> None:
+        """Release a lease; one that cannot be released now is released later."""
+        self._held.discard(lease.epoch)
+        try:
+            await self._host.call(self._host.store.leases.release, lease, clean=clean)
+        except (LeaseError, StoreClosed):
+            pass  # somebody else has it, or it ends with this process
+        except Exception as error:  # noqa: BLE001 - closing goes on
+            logger.info("lease %r could not be released, and will be later: %s", lease.name, error)
+            self._orphans[lease.name] = lease.owner
+
+    async def _release_orphans(self) -> None:
+        leases = self._host.store.leases
+        for name, owner in list(self._orphans.items()):
+            holder = await self._host.call(leases.holder, name)
+            if holder is not None and holder.owner == owner and holder.epoch not in self._held:
+                with suppress(LeaseError):
+                    await self._host.call(leases.release, holder, clean=False)
+            self._orphans.pop(name, None)
+
+    async def _appear(self) -> Lease:
+        """Acquire this process's own lease, once for all who ask meanwhile: each acquisition ends the one before."""
+        async with self._appearing:
+            if self._lease is not None:
+                return self._lease
+            name = f"process/{self._owner}"
+            began = self._clock.monotonic()
+            lease = await self._host.call(self._host.store.leases.acquire, name, self._owner, self._seconds)
+            if lease is None:
+                raise LeaseLost(f"lease {name!r} is held by another process, which has the same name")
+            self._lease, self._present_until = lease, began + self._seconds
+            return lease
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether this process was silent for longer than its lease, and others may have its shards.
+
+        Asked before anything is handed over: a process that was frozen knows by its own clock, before it asks anybody.
+        """
+        if self._lease is not None and self._clock.monotonic() >= self._present_until:
+            self._vanished("it was silent for longer than its lease")
+        return self._lease is None
+
+    def _vanished(self, why: str) -> None:
+        if self._lease is not None:
+            logger.warning("this process, %s, was not present: %s; its shards are taken anew", self._owner, why)
+            self._lease = None
+            self.losses += 1
+            self._lost()
+
+    async def _round(self) -> float:
+        lease = self._lease
+        if lease is not None:
+            began = self._clock.monotonic()
+            renewed = await self._host.call(self._host.store.leases.renew, [lease], self._seconds)
+            if self._lease is lease:
+                if renewed:
+                    self._lease, self._present_until = renewed[0], began + self._seconds
+                else:
+                    self._vanished("it was silent for longer than its lease")
+        await self._release_orphans()
+        return self._seconds / 3
+
+    def _failed(self, error: Exception) -> float:
+        super()._failed(error)
+        return self._seconds / 10  # in time for another attempt
+
+    def _fenced(self) -> None:
+        """Renewing is not fenced."""
+
+    async def _ended(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            try:
+                await self._host.call(self._host.store.leases.release, lease)
+            except LeaseError:
+                pass  # it is over already
+            except Exception as error:  # noqa: BLE001 - closing goes on; it expires by itself
+                logger.info("lease %r could not be released, and will expire: %s", lease.name, error)
