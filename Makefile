@@ -20,7 +20,7 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
-demo: $(STAMP) ## eight processes publish a million events, two are killed, nothing is lost; Spark counts them
+demo: $(STAMP) ## a million events published, delivered and counted, with processes killed on the way; nothing is lost
 	@$(BIN)/python tools/preflight.py java
 	@$(BIN)/python examples/demo.py
 

@@ -5,8 +5,12 @@ which keeps a journal outside of the store. In the middle two processes are kill
 place. In the end the log is opened anew, every byte of it is verified, and every acknowledged event is looked for at
 the very offset that its publisher was given.
 
-Then Spark reads the same events as a stream, counts them by key, and writes the counts to a second topic, exactly once.
-What that topic says is compared with the log.
+Then two processes share a subscription: one is given the events, the other stands by. The first one is killed in the
+middle, and the second goes on where the first one's progress was written. Every event is delivered; those that were in
+the first one's hands, twice.
+
+At last Spark reads the same events as a stream, counts them by key, and writes the counts to a second topic, exactly
+once. What that topic says is compared with the log.
 
     python examples/demo.py [events]
 """
@@ -177,6 +181,86 @@ def check(journal: dict[int, Acknowledged], stored: dict[int, list[int]], total:
     say(f"  {under_way:,} were under way in the killed processes: {there - acknowledged:,} of them are stored")
 
 
+# --- delivering them ----------------------------------------------------------------------------
+
+
+def consume(url: str, name: str, report: Connection) -> None:
+    """Consume batches until killed or told to end, and report each before it is acknowledged."""
+
+    async def run() -> None:
+        async with Bus(url, topics=[orders]) as bus, bus.consume(orders, "billing", mode="failover") as consumer:
+            report.send((name, None, []))
+            async for batch in consumer.batches():
+                report.send((name, batch.partition, batch.offsets.tolist()))
+                await batch.ack()
+                if report.poll():
+                    return
+
+    asyncio.run(run())
+
+
+@dataclass
+class Delivery:
+    """Starts two consumers, kills the one that is given the events, and counts what both were given."""
+
+    url: str
+    expected: dict[int, int]
+    """How many events each partition has."""
+    delivered: Counter[tuple[int, int]] = field(default_factory=Counter)
+    killed_at: float = 0.0
+    gap_seconds: float = 0.0
+
+    def run(self) -> None:
+        """Deliver everything."""
+        total = sum(self.expected.values())
+        context = multiprocessing.get_context("spawn")
+        processes, pipes = {}, {}
+        for name in ("first", "standby"):
+            mine, theirs = context.Pipe()
+            processes[name] = context.Process(target=consume, args=(self.url, name, theirs))
+            processes[name].start()
+            theirs.close()
+            pipes[name] = mine
+            assert mine.poll(60), "a consumer has not begun within a minute"
+            mine.recv()
+        try:
+            while len(self.delivered) < total:
+                ready = wait(list(pipes.values()), timeout=60)
+                if not ready:
+                    raise SystemExit("no event was delivered for a minute")
+                for pipe in [pipe for pipe in pipes.values() if pipe in ready]:
+                    self.listen(pipe, pipes)
+                if not self.killed_at and len(self.delivered) * 3 > total:
+                    processes["first"].kill()
+                    self.killed_at = time.monotonic()
+                    say(f"  SIGKILL to the consumer, process {processes['first'].pid}")
+            for pipe in pipes.values():
+                pipe.send("end")
+        finally:
+            for process in processes.values():
+                process.kill()
+                process.join()
+
+    def listen(self, pipe: Connection, pipes: dict[str, Connection]) -> None:
+        """Count what a consumer was given, or note that it is dead."""
+        try:
+            name, partition, offsets = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            del pipes["first"]
+            return
+        if name == "standby" and not self.gap_seconds:
+            self.gap_seconds = time.monotonic() - self.killed_at
+        self.delivered.update((partition, offset) for offset in offsets)
+
+    def tell(self) -> None:
+        """Say what was delivered, and what was not."""
+        lost = sum(self.expected.values()) - len(self.delivered)
+        twice = sum(count > 1 for count in self.delivered.values())
+        assert lost == 0, f"LOST: {lost}"
+        say(f"  {len(self.delivered):,} events were delivered, lost 0, delivered twice {twice:,}")
+        say(f"  the consumer that stood by went on after {self.gap_seconds * 1000:,.0f} ms")
+
+
 # --- the same events in Spark -------------------------------------------------------------------
 
 
@@ -236,7 +320,11 @@ def main(total: int) -> None:
         size = sum(partition.bytes for topic in report.topics for partition in topic.partitions)
         assert report.ok, report.damages
         say(f"  opened anew and verified: {size / 1e6:,.0f} MB, no damage")
-        check(demo.journal, asyncio.run(stored_batches(url)), total)
+        stored = asyncio.run(stored_batches(url))
+        check(demo.journal, stored, total)
+        delivery = Delivery(url, {index: len(batches) for index, batches in stored.items()})
+        delivery.run()
+        delivery.tell()
         asyncio.run(create(url))
         count_in_spark(url, root / "checkpoint")
         asyncio.run(check_counts(url))

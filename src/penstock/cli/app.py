@@ -30,13 +30,18 @@ from penstock.cli import (
     bench,
     completion,
     config,
+    consume,
     doctor,
     dump,
+    lag,
+    pause,
     publish,
     read,
     repair,
     schedule,
+    seek,
     spark,
+    subscriptions,
     topics,
     trim,
     verify,
@@ -65,6 +70,12 @@ app.add_typer(topics.app, name="topics")
 app.command()(publish.publish)
 app.command()(read.read)
 app.command()(trim.trim)
+app.add_typer(subscriptions.app, name="subscriptions")
+app.command(cls=lag.Watching)(lag.lag)
+app.command()(seek.seek)
+app.command()(pause.pause)
+app.command()(pause.resume)
+app.command()(consume.consume)
 app.add_typer(schedule.app, name="schedule")
 app.command()(verify.verify)
 app.command()(repair.repair)

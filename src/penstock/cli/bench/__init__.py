@@ -22,6 +22,7 @@ from penstock.cli.version import versions
 
 AREAS = {
     "batch": "Building, checking and dividing batches; publishing to memory.",
+    "delivery": "Consumers, one and ten thousand, against the bare log and disk.",
     "log": "The file store against the bare disk, in one process and many.",
     "spark": "Spark's source and sink against rows from memory and to nowhere.",
 }

@@ -8,14 +8,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from penstock.errors import PenstockError
-
-if TYPE_CHECKING:
-    from penstock.cli.bench.log.jobs import Job
 
 SECONDS_MAX = 300.0
 """No job may take longer."""
@@ -50,10 +47,12 @@ class Child:
 
 
 @contextmanager
-def children(jobs: Sequence[Job], *, seconds_max: float = SECONDS_MAX) -> Iterator[list[Child]]:
-    """Start a process for each job; they are killed at the end of this block, if they still run."""
+def children(
+    jobs: Sequence[msgspec.Struct], *, area: str = "log", seconds_max: float = SECONDS_MAX
+) -> Iterator[list[Child]]:
+    """Start a process for each job of an area; they are killed at the end of this block, if they still run."""
     with ExitStack() as stack:
-        started = [Child(stack.enter_context(_process(job))) for job in jobs]
+        started = [Child(stack.enter_context(_process(job, area))) for job in jobs]
         watchdog = threading.Timer(seconds_max, _kill, [started])
         watchdog.start()
         stack.callback(watchdog.cancel)
@@ -66,9 +65,9 @@ def _kill(started: Sequence[Child]) -> None:
 
 
 @contextmanager
-def _process(job: Job) -> Iterator[subprocess.Popen[str]]:
+def _process(job: msgspec.Struct, area: str) -> Iterator[subprocess.Popen[str]]:
     described = msgspec.json.encode(job).decode()
-    command = [sys.executable, "-m", "penstock.cli.bench.log", described]
+    command = [sys.executable, "-m", f"penstock.cli.bench.{area}", described]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
             yield process
