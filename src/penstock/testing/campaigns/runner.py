@@ -31,6 +31,7 @@ MODULES = {
     "c5": "virtual.faults",
     "c6": "damage",
     "c7": "processes",
+    "c7d": "deliveries",
     "c8": "spark",
     "c11": "exhaustion",
     "c12": "clocks",

@@ -268,6 +268,23 @@ class CursorsConformance(StoreOpening):
         assert loaded(store, topic) == [sought]
         assert_refused(store, topic, a_cursor(a_shard(topic), 9), StaleCursor)
 
+    def test_a_seek_must_have_seen_the_last_record(self, store: Store, topic: TopicInfo, partition: Partition) -> None:
+        fill(store, partition, 10)
+        subscribe(store, topic)
+        shard = a_shard(topic)
+        assert commit(store, a_cursor(shard, 8, number=4)) is None
+        assert_refused(store, topic, a_cursor(shard, 2, generation=1, number=3), StaleCursor)
+        late = Commit(cursors=(a_cursor(shard, 2, generation=1, number=4),), settlement=b"skipped")
+        [refusal] = store.cursors.commit([late])
+        assert type(refusal) is StaleCursor
+        assert store.cursors.settlements(1) == []
+        # Within one call, too: the owner's step comes first.
+        seen = Commit(cursors=(a_cursor(shard, 2, generation=1, number=5),), settlement=b"skipped")
+        answers = store.cursors.commit([Commit(cursors=(a_cursor(shard, 9, number=5),)), seen])
+        assert [type(answer) for answer in answers] == [type(None), StaleCursor]
+        assert commit(store, a_cursor(shard, 2, generation=1, number=5)) is None
+        assert commit(store, a_cursor(shard, 0, generation=2, number=6)) is None
+
     def test_a_cursor_past_the_end_of_the_log_is_refused(
         self, store: Store, topic: TopicInfo, partition: Partition
     ) -> None:

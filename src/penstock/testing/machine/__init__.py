@@ -74,10 +74,12 @@ class Machine:
         after.platform = after._make_platform()
         return after
 
-    def after_power_loss(self, survival: Survival, chance: random.Random) -> Machine:
-        """Return the machine as it boots again."""
+    def after_power_loss(
+        self, survival: Survival, chance: random.Random, *, clock: VirtualClock | None = None
+    ) -> Machine:
+        """Return the machine as it boots again; its clock goes on by itself, or is the given one."""
         disk = self.disk.after_power_loss(survival, chance)
-        return Machine(chance.getrandbits(32), disk=disk, clock=VirtualClock(self.clock.time_us()))
+        return Machine(chance.getrandbits(32), disk=disk, clock=clock or VirtualClock(self.clock.time_us()))
 
     def turn_off(self) -> None:
         """Give back what the machine holds of this process; nothing on its medium changes."""

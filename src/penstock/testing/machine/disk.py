@@ -185,6 +185,8 @@ class VirtualDisk:
         self._namings: list[_Naming] = []
         self._opened: dict[int, File] = {}
         self._next_descriptor = 3
+        # What files are called, for descriptions; until a name changes.
+        self._names: dict[int, str] = {}
 
     # --- what a crash leaves --------------------------------------------------------------------
 
@@ -241,6 +243,7 @@ class VirtualDisk:
         return number
 
     def _name(self, naming: _Naming) -> None:
+        self._names.clear()
         naming.apply(self._directories)
         self._namings.append(naming)
 
@@ -333,6 +336,17 @@ class VirtualDisk:
         self.step(f"sync {self._called(file)}")
         file.sync()
 
+    def sync_in_vain(self, descriptor: int, chance: random.Random) -> None:
+        """Fail as Linux does: some pages are on the medium, all count as clean, and no later sync writes them."""
+        file = self._file(descriptor)
+        self.step(f"sync in vain {self._called(file)}")
+        for change in file.pending:
+            for part in change.parts(PAGE_BYTES):
+                if chance.random() < 0.5:
+                    part.apply(file.durable)
+        file.pending.clear()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
     def sync_directory(self, path: Path) -> None:
         number = self._find(path)
         if number is None:
@@ -408,6 +422,11 @@ class VirtualDisk:
         self.remove(path)
 
     def _called(self, file: File) -> str:
+        if file.number not in self._names:
+            self._names[file.number] = self._search_name(file)
+        return self._names[file.number]
+
+    def _search_name(self, file: File) -> str:
         for number, names in self._directories.items():
             for name, node in names.items():
                 if node == file.number:

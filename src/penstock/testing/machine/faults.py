@@ -10,7 +10,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from penstock.testing.machine.disk import PAGE_BYTES, VirtualDisk
+from penstock.testing.machine.disk import VirtualDisk
 
 if TYPE_CHECKING:
     import random
@@ -61,14 +61,7 @@ class FaultyDisk(VirtualDisk):
         if self._strikes(SLOW):
             self.wait(SLOW_SECONDS)
         if self._strikes(FAILING):
-            file = self._file(descriptor)
-            self.step(f"sync in vain {self._called(file)}")
-            for change in file.pending:
-                for part in change.parts(PAGE_BYTES):
-                    if self._chance.random() < 0.5:
-                        part.apply(file.durable)
-            file.pending.clear()
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            self.sync_in_vain(descriptor, self._chance)
         if self._strikes(LYING):
             self.step(f"pretend to sync {self._called(self._file(descriptor))}")
         else:

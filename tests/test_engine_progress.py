@@ -1,0 +1,272 @@
+"""What is to be written: steps that chain, and memory that stays bounded when nobody takes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.engine_world import WALL_US, World, keyed, offsets_of, plain
+
+from penstock.engine.messages import Ack, Ask, Chunk, HeadMoved, NotWritten, ReadDone, Step, Written
+from penstock.engine.policy import Policy
+from penstock.engine.shard import UNWRITTEN_EVENTS_MAX, UNWRITTEN_ROWS_MAX
+from penstock.engine.states import Outcome
+from penstock.offsets import Bitmap, Range
+
+
+def _settled(step: Step) -> dict[Outcome, list[int]]:
+    return {outcome: spans.to_offsets().tolist() for outcome, spans in step.outcomes.items() if spans}
+
+
+def test_a_step_holds_exactly_what_was_settled_also_ahead_of_the_cursor() -> None:
+    world = World(auto=False)
+    world.publish(*keyed(*range(6)))
+    world.answer_read()
+    world.ask()
+    world.ack(0, 1, 4)
+    world.nack(3, retry=False)
+    step = world.shard.take_step()
+    assert step is not None
+    assert (step.number, step.begin, step.next_offset) == (1, 0, 2)
+    assert _settled(step) == {Outcome.ACKED: [0, 1, 4], Outcome.DEAD: [3]}
+    bitmap = Bitmap.from_bytes(step.next_offset, step.settled)
+    assert [offset for offset in range(7) if offset in bitmap] == [0, 1, 3, 4]
+
+
+def test_steps_are_taken_one_at_a_time_and_chain() -> None:
+    world = World(auto=False)
+    world.publish(*plain(6))
+    world.answer_read()
+    world.ask()
+    assert world.shard.take_step() is None
+    assert world.shard.write_at() is None
+    world.ack(0)
+    first = world.shard.take_step()
+    world.ack(1)
+    assert world.shard.take_step() is None, "one is under way"
+    assert world.shard.write_at() is None
+    assert first is not None
+    world.tell(Written(first))
+    assert world.shard.write_at() == 0.0
+    second = world.shard.take_step()
+    assert second is not None
+    assert (second.number, second.begin, second.next_offset) == (2, 1, 2)
+    assert _settled(second) == {Outcome.ACKED: [1]}
+
+
+def test_what_was_not_written_becomes_part_of_the_next_step() -> None:
+    world = World(auto=False, policy=Policy(max_retries=0))
+    world.publish(*keyed(7, 8, 9, 7))
+    world.answer_read()
+    world.ask()
+    world.ack(0)
+    world.nack(1)
+    step = world.shard.take_step()
+    assert step is not None
+    world.ack(3)
+    world.fail_to_write()  # nothing: a step is under way
+    world.tell(NotWritten(step))
+    assert world.shard.write_at() == 0.0
+    merged = world.shard.take_step()
+    assert merged is not None
+    assert (merged.number, merged.begin, merged.next_offset) == (1, 0, 2)
+    assert _settled(merged) == {Outcome.ACKED: [0, 3], Outcome.DEAD: [1]}
+    assert [park.row.offset for park in merged.parks] == [1]
+    assert sum(merged.latencies) == 2
+    world.store.write(merged)
+    world.tell(Written(merged))
+    assert world.shard.write_at() is None
+
+
+def test_what_was_not_written_does_not_replace_what_came_after_it() -> None:
+    world = World(policy=Policy(max_retries=1, exhausted="halt"))
+    world.publish(*keyed(7))
+    world.ask()
+    world.nack(0, delay=60)
+    world.wait(60)
+    world.ask()
+    world.auto = False
+    world.nack(0)
+    step = world.shard.take_step()
+    assert step is not None
+    assert step.parks[0].row.attempts == 2
+    world.change(resumes=1)
+    world.tell(NotWritten(step))
+    world.write()
+    assert world.store.rows[0][0].attempts == 0
+
+
+def test_a_later_row_of_an_offset_replaces_the_one_that_was_not_written() -> None:
+    world = World(policy=Policy(max_retries=5))
+    world.publish(*keyed(7))
+    world.ask()
+    world.nack(0, delay=60)
+    world.wait(60)
+    world.ask()
+    world.auto = False
+    world.nack(0, delay=60)
+    world.fail_to_write()
+    world.ack(0)  # late
+    world.write()
+    assert world.store.rows[0][0].attempts == 2
+    world.answer()
+    assert world.outcomes == {0: Outcome.ACKED}
+
+
+def test_a_step_that_only_counts_attempts_has_no_record() -> None:
+    world = World(policy=Policy(jitter=0))
+    world.publish(*plain(1))
+    world.ask()
+    world.nack(0)
+    assert world.store.attempts == {0: 1}
+    assert world.store.number == 0
+    world.wait(1)
+    world.drain()
+    assert world.store.number == 1
+
+
+def test_progress_is_written_by_count_or_after_a_time() -> None:
+    world = World(auto=False, policy=Policy(checkpoint_events=3, checkpoint_seconds=2))
+    world.publish(*plain(5))
+    world.answer_read()
+    world.ask()
+    world.ack(0)
+    assert world.shard.write_at() == world.monotonic + 2
+    world.ack(1)
+    assert world.shard.write_at() == world.monotonic + 2
+    world.ack(2)
+    assert world.shard.write_at() == 0.0
+
+
+def test_retried_ones_and_latencies_are_counted() -> None:
+    world = World(policy=Policy(jitter=0, checkpoint_events=100, checkpoint_seconds=100))
+    world.publish(*plain(4))
+    world.ask()
+    world.nack(0, delay=1)
+    world.wait(1)
+    world.ask()
+    world.tell(Ack(Range(0, 4)))
+    step = world.shard.take_step()
+    assert step is not None
+    assert step.retried == 1
+    assert step.latencies[(world.wall_us - WALL_US).bit_length()] == sum(step.latencies) == 4
+
+
+def test_an_event_that_was_parked_and_failed_before_counts_as_retried_once() -> None:
+    world = World()
+    world.publish(*keyed(7))
+    world.ask()
+    world.auto = False
+    world.nack(0, delay=60)
+    step = world.shard.take_step()
+    assert step is not None
+    assert step.retried == 0
+    world.store.write(step)
+    world.tell(Written(step))
+    world.wait(60)
+    world.answer_fetch()
+    world.ask()
+    world.ack(0)
+    step = world.shard.take_step()
+    assert step is not None
+    assert step.retried == 1
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+def test_a_page_that_few_events_keep_alive_is_narrowed_to_them() -> None:
+    world = World()
+    world.publish(*keyed(*range(100)))
+    world.ask()
+    world.tell(Ack(Range(0, 80)))
+    [page] = world.shard._work.pages
+    assert len(page.chunks[0].source.rows) == 100
+    world.tell(Ack(Range(80, 90)))
+    assert page.chunks[0].source.rows == frozenset(range(90, 100))
+    world.leave()
+    assert world.ask() == list(range(90, 100))
+    assert offsets_of(world.delivered[-1]) == list(range(90, 100))
+    world.tell(Ack(Range(90, 100)))
+    assert list(world.shard._work.pages) == []
+
+
+def test_a_joined_page_that_few_events_keep_alive_lets_go_of_the_other_chunks() -> None:
+    world = World(chunk=1)
+    world.publish(*keyed(*range(64)))
+    world.ask()
+    world.tell(Ack(np.array([each for each in range(64) if each not in {5, 60}])))
+    [page] = world.shard._work.pages
+    assert [chunk.span.start for chunk in page.chunks if chunk.source is not None] == [5, 60]
+    world.leave()
+    assert world.drain() == [5, 60]
+
+
+def test_what_is_written_keeps_no_more_memory_than_its_own() -> None:
+    world = World(auto=False)
+    world.publish(*keyed(*range(100)))
+    world.answer_read()
+    world.ask()
+    world.nack(50, retry=False)
+    step = world.shard.take_step()
+    assert step is not None
+    assert step.parks[0].source.rows == {50}
+    assert step.parks[0].index == 50
+
+
+def test_memory_is_bounded_when_nothing_is_ever_written() -> None:
+    world = World(plain(10), auto=False, policy=Policy(window_events=1_000, read_events=1_000))
+    count = UNWRITTEN_EVENTS_MAX + 10_000
+    world.shard.handle(HeadMoved(count), world.now)
+    world.reads.clear()
+    shard, now = world.shard, world.now
+    at = 0
+    while not shard.standing:
+        ones = np.ones(1_000, np.int64)
+        chunk = Chunk(
+            Range(at, at + 1_000),
+            nbytes=1_000,
+            sizes=ones.copy,
+            lanes=None,
+            expiries=None,
+            appended_at=ones,
+            source=None,
+        )
+        shard.handle(ReadDone(at, (chunk,)), now)
+        assert shard.handle(Ask(1_000, 1 << 30), now)
+        shard.handle(Ack(Range(at, at + 1_000)), now)
+        at += 1_000
+    assert at <= count
+    assert shard.handle(Ask(1_000, 1 << 30), now) == []
+    step = shard.take_step()
+    assert step is not None
+    shard.handle(Written(step), now)
+    assert not shard.standing
+
+
+def test_rows_that_are_not_written_are_bounded_too() -> None:
+    world = World(auto=False, policy=Policy(window_events=10_000, max_retries=0))
+    world.publish(*keyed(*range(3_000)))
+    world.answer_read()
+    rejected = 0
+    while offsets := world.ask(500):
+        world.nack(*offsets)
+        rejected += len(offsets)
+    assert UNWRITTEN_ROWS_MAX < rejected <= UNWRITTEN_ROWS_MAX + 500
+    world.write()
+    assert len(world.ask(500)) == 500
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_restart_repeats_at_most_what_was_in_flight_or_unwritten(clean: bool) -> None:
+    world = World(auto=False)
+    world.publish(*keyed(*range(10)))
+    world.answer_read()
+    world.ask(6)
+    world.ack(0, 2)
+    world.write()
+    world.ack(1)
+    world.restart(clean=clean)
+    world.auto = True
+    world.answer()
+    came = world.drain() + world.drain()
+    assert came == [1, 3, 4, 5, 6, 7, 8, 9]
