@@ -169,7 +169,13 @@ async def test_a_handler_that_passes_its_timeout_fails_and_its_late_ack_still_co
         await running.consumer.flush()
         [row] = world.rows("s", "dead")
         assert (row.offset, row.error_type) == (1, "HandlerTimeout")
-    assert world.outcomes("s") == {"acked": [0], "dead": [1]}
+        await world.publish(bus, b"2")
+        await world.until(lambda: len(running.taken) == 5)
+        await world.run(2.5)
+        await running.deliveries[-1].ack()  # late: it waits for its next attempt, which is not made then
+        await world.run(5)
+        assert running.offsets == [0, 0, 1, 1, 2]
+    assert world.outcomes("s") == {"acked": [0, 2], "dead": [1]}
 
 
 @pytest.mark.parametrize("failures", [1, 3])
@@ -401,6 +407,24 @@ async def test_closing_while_the_store_fails_gives_up_in_time_and_is_not_clean(w
 
 
 # --- an event that kills ----------------------------------------------------------------------
+
+
+async def test_a_suspect_that_is_given_back_unharmed_is_not_blamed(world: World) -> None:
+    bus = world.bus()
+    await world.publish(bus, b"0", b"1")
+    for _ in range(2):  # after which it is tried alone, and each attempt is counted first
+        async with world.running(bus.consume(raw, "s", mode="exclusive", consumer_id="one"), kept) as running:
+            await world.until(lambda: running.taken)
+            await world.kill(bus, running)
+        bus = world.bus()
+    for _ in range(10):
+        async with world.running(bus.consume(raw, "s", mode="exclusive", consumer_id="one"), kept) as running:
+            await world.until(lambda: running.taken)
+            assert running.taken[0][1:4] == (0, b"0", 1)
+    async with world.running(bus.consume(raw, "s", mode="exclusive", consumer_id="one")) as running:
+        await world.until(lambda: len(running.taken) == 2)
+    assert world.rows("s") == []
+    assert world.outcomes("s") == {"acked": [0, 1]}
 
 
 @pytest.mark.parametrize(("poison", "keyed"), [(0, True), (37, False), (79, True)])

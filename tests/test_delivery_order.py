@@ -257,6 +257,28 @@ async def test_a_consumer_that_was_silent_for_longer_than_its_lease_is_replaced_
     assert world.outcomes("s") == {"acked": list(range(30))}
 
 
+async def test_a_consumer_that_was_silent_and_alone_takes_its_shard_anew(world: World) -> None:
+    bus = world.bus()
+    await publish_keys(world, bus, "abc", 2)
+    async with world.running(bus.consume(raw, "s", mode="failover"), kept) as running:
+        await world.until(lambda: len(running.taken) == 3)
+        before = world.lease_of("s")
+        presence = world.dispatcher(bus).presence
+        assert presence._task is not None
+        presence._task.cancel()
+        await world.run(15)
+        assert world.lease_of("s") is None
+        running.handle = acked
+        presence.start()
+        await world.until(lambda: world.cursor("s").next_offset == 6)
+        after = world.lease_of("s")
+        assert after is not None
+        assert after.epoch > before.epoch
+        with pytest.raises(StaleDelivery, match="silent"):
+            await running.deliveries[0].ack()
+    assert world.outcomes("s") == {"acked": list(range(6))}
+
+
 # --- churn ------------------------------------------------------------------------------------
 
 

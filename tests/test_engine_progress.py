@@ -213,6 +213,23 @@ def test_what_is_written_keeps_no_more_memory_than_its_own() -> None:
     assert step.parks[0].index == 50
 
 
+def test_a_slow_lane_does_not_keep_what_was_parked_behind_it_in_its_queue() -> None:
+    world = World(policy=Policy(window_events=200))
+    world.publish(*keyed(*[7] * 1_800, 8))
+    assert world.ask(singly=True) == [0]
+    world.ask(singly=True)
+    world.wait(1)
+    assert world.ask(singly=True) == [1_800]
+    assert world.ask(singly=True) == []
+    world.publish(*keyed(8))
+    assert world.ask(singly=True) == []
+    queues = world.shard._work.lanes._queues
+    assert queues is not None
+    assert {lane: len(queue) for lane, queue in queues._queues.items()} == {7: 1, 8: 2}
+    world.ack(0, 1_800)
+    assert world.ask(singly=True) == [1, 1_801]
+
+
 def test_memory_is_bounded_when_nothing_is_ever_written() -> None:
     world = World(plain(10), auto=False, policy=Policy(window_events=1_000, read_events=1_000))
     count = UNWRITTEN_EVENTS_MAX + 10_000

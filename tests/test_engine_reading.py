@@ -70,6 +70,21 @@ def test_a_declared_gap_is_settled_handed_on_and_counted() -> None:
     assert [offset for offset, outcome in world.outcomes.items() if outcome is Outcome.GAP] == [2, 3, 4]
 
 
+def test_a_policy_that_halts_stops_at_a_gap_until_somebody_resumes() -> None:
+    world = World(policy=Policy(exhausted="halt"))
+    world.lost.append(Gap(2, 5, "damaged bytes"))
+    world.publish(*plain(7))
+    assert world.declared == []
+    halted = world.shard.halted
+    assert halted is not None
+    assert (halted.offset, halted.failure.kind) == (2, "Gap")
+    assert world.shard.next_offset == 0
+    world.change(resumes=1)
+    assert world.declared == [Gap(2, 5, "damaged bytes")]
+    assert world.drain() == [0, 1, 5, 6]
+    assert world.shard.next_offset == 7
+
+
 def test_of_a_gap_only_what_is_ahead_is_declared() -> None:
     world = _by_hand(10, start=3)
     world.tell(ReadDone(world.reads.pop().start, (Gap(0, 5, "damaged"), world.chunk_of(5, 10))))

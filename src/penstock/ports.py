@@ -181,8 +181,8 @@ class Cursors(Protocol):
         `Fenced` for a stale epoch, `StaleCursor` for a cursor that would move back within its
         generation or to a lower one, `BeyondEnd` for one past the end of the log, `StoreFull` for parked
         rows over the limit, `TopicDeleted` and `UnknownSubscription` for what is gone.
-        A cursor that goes to a higher generation, under whichever fence, must follow the one that is there: `StaleCursor`
-        if its number is below that one's, or not above it though the commit has a settlement record.
+        A cursor that goes to a higher generation must follow the one that is there: `StaleCursor` if its number
+        is below that one's, or not above it though the commit has a settlement record.
         """
 
     def settlements(self, limit: int) -> list[Settlement]:

@@ -300,12 +300,11 @@ class Consumer(Generic[T]):
 
     async def close(self) -> None:
         """Give back what was not settled, write what was, and leave; may be repeated."""
-        if not self._closed:
-            self._closed = True
-            self._queue.clear()
-            async with self._joining:  # whoever joins at this moment has to leave, too
-                if self._member is not None:
-                    await self._leave(self._member)
+        self._closed = True
+        self._queue.clear()
+        async with self._joining:  # whoever joins at this moment has to leave, too
+            if self._member is not None:
+                await self._leave(self._member)
 
     # --- looking ------------------------------------------------------------------------------
 

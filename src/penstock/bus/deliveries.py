@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from penstock.bus.consumer import Consumer
 from penstock.bus.local import Local
 from penstock.clock import seconds
-from penstock.engine.policy import heartbeat_seconds
+from penstock.engine.policy import Policy, heartbeat_seconds
 from penstock.errors import UsageError
 from penstock.producers import process_producer
 from penstock.runtime import subscriptions
@@ -32,6 +32,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 OWNER_CHARACTERS_MAX = 200
+READ_EVENTS = Policy().read_events
+READ_BYTES = Policy().read_bytes
 JOINING_MAX = 32
 """So many consumers begin at a time: enough to be written in groups, and nothing else waits behind thousands."""
 
@@ -82,6 +84,11 @@ def policy_changes(**options: Any) -> dict[str, Any]:
     if timeout is not None:
         # A policy is stored, so that leaving it out keeps what is stored; 0 takes it away.
         changes["timeout_seconds"] = seconds(timeout, "the timeout") or None
+    # A window is read in halves, so that one is read while the other is worked on; never in very small parts.
+    if (window := options.get("window_events")) is not None:
+        changes["read_events"] = max(READ_EVENTS, window // 2)
+    if (window := options.get("window_bytes")) is not None:
+        changes["read_bytes"] = max(READ_BYTES, window // 16)
     rate = options.pop("rate", None)
     if rate is not None:
         changes["rate_per_second"] = rate or None
@@ -179,7 +186,7 @@ class Deliveries:
         own_changes = (await self.dispatcher()).own_changes
         async with own_changes.making():
             with self._directory.forgotten_if_deleted(topic_name):
-                subscription, written = await local.call(
+                subscription, created = await local.call(
                     subscriptions.ensure,
                     local.store,
                     info,
@@ -190,7 +197,7 @@ class Deliveries:
                     protect=protect,
                     now_us=self._clock.time_us(),
                 )
-            own_changes.made += written
+            own_changes.made += created
         return info, subscription
 
     # --- looking and changing -----------------------------------------------------------------

@@ -7,7 +7,7 @@ can add to it. Every field says its unit. Wrong values are refused with a `Usage
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
 from penstock.errors import UsageError, did_you_mean
@@ -85,7 +85,8 @@ class Policy:
 
     def stored(self) -> dict[str, Any]:
         """Return what differs from the defaults, as plain JSON."""
-        return {name: value for name, value in asdict(self).items() if value != getattr(_DEFAULT, name)}
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if value != getattr(_DEFAULT, name)}
 
     def changed(self, changes: Mapping[str, Any]) -> Policy:
         """Return the policy with some fields changed; an unknown name is an error that names the nearest."""

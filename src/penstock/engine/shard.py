@@ -23,10 +23,12 @@ from penstock.engine.messages import (
     ConsumerLeft,
     Declare,
     Extend,
+    Failure,
     Fetch,
     Fetched,
     FetchFailed,
     GiveBack,
+    Halted,
     HeadMoved,
     LogTrimmed,
     Nack,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from penstock.engine.messages import Deliver, Halted, Input, Now, Offsets, Output, Row, Step
+    from penstock.engine.messages import Deliver, Input, Now, Offsets, Output, Row, Step
     from penstock.engine.policy import Policy
 
 STUCK_SECONDS: Final = 1.0
@@ -93,6 +95,11 @@ class Shard:
         self._rate = rate or Rate(policy.rate_per_second, now.monotonic)
         self._fetch_at = 0.0
         self._told_halted: Halted | None = None
+        self._hole: Halted | None = None
+        """The gap that it stands still at, where the policy is to stop."""
+        self._hole_end = 0
+        self._admitted = 0
+        """Gaps below this offset were told, and somebody has said to go on."""
         self._stuck_since: float | None = None
         self._dirty_since: float | None = None
         self._urgent = False
@@ -101,7 +108,8 @@ class Shard:
 
     def _suspected_until(self) -> int:
         """Return where suspects end: as many unsettled events as a window holds were in flight, at most."""
-        left = self.policy.window_events
+        # What was settled and not yet written lies before what was in hand.
+        left = self.policy.window_events + self.policy.checkpoint_events - 1
         begin = self.next_offset
         reach = max(min(self.head, begin + Bitmap.LIMIT), begin)
         for span in self.progress.bitmap.unset_in(Range(begin, reach)):
@@ -156,7 +164,7 @@ class Shard:
     @property
     def halted(self) -> Halted | None:
         """Where it stands still, and why."""
-        return next(iter(self._work.halts.values()), None)
+        return next(iter(self._work.halts.values()), self._hole)
 
     @property
     def suspecting(self) -> bool:
@@ -170,6 +178,7 @@ class Shard:
         return (
             self._work.policy.paused
             or bool(self._work.halts)
+            or self._hole is not None
             or progress.unwritten > UNWRITTEN_EVENTS_MAX
             or len(progress.parks) > UNWRITTEN_ROWS_MAX
         )
@@ -198,7 +207,8 @@ class Shard:
             times.append(self._fetch_at)
         elif len(work.aside) and not self.standing and (due_at := work.aside.next_due()) is not None:
             times.append(now + max(due_at - work.now.wall_us, 0) / 1_000_000)
-        if work.pages.ready or work.aside.ready:
+        # Suspects that are through are let go of with the next event that may be handed over.
+        if work.pages.ready or work.aside.ready or self._suspects is not None:
             free_at = self._rate.free_at()
             times.append(free_at if free_at is not None and free_at > now else None)
         return min((at for at in times if at is not None), default=None)
@@ -231,7 +241,7 @@ class Shard:
         if self._stuck_since is not None:
             self._relieve()
         work.tidy()
-        if work.halts or self._told_halted is not None:
+        if work.halts or self._hole is not None or self._told_halted is not None:
             self._tell_halted()
         self._pump()
         if self._dirty_since is None and self.progress.dirty:
@@ -320,8 +330,15 @@ class Shard:
             self._lose(gap)
 
     def _lose(self, gap: Gap) -> bool:
-        """Settle offsets that hold nothing, and say so; False if they reach too far ahead of the cursor for now."""
+        """Settle offsets that hold nothing, and say so.
+
+        False if they reach too far ahead of the cursor for now, or if somebody has to say first that it may go on.
+        """
         progress = self.progress
+        if self.policy.exhausted == "halt" and gap.stop > self._admitted:
+            if self._hole is None:
+                self._hole, self._hole_end = Halted(gap.start, Failure("Gap", str(gap))), gap.stop
+            return False
         at = gap.start
         while at < gap.stop and progress.bitmap.room(at):
             stop = min(gap.stop, progress.next_offset + Bitmap.LIMIT)
@@ -423,6 +440,9 @@ class Shard:
             work.deadlines.clear()
         if told.policy.resumes > before.resumes:
             work.resume()
+        if self._hole is not None and (told.policy.resumes > before.resumes or told.policy.exhausted != "halt"):
+            # It is read again, and passed then: up to the head, as more of it may be missing by then.
+            self._admitted, self._hole = max(self.head, self._hole_end), None
 
     def _on_written(self, told: Written) -> None:
         self.progress.written(told.step)

@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 3600.0
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 5.0
+PACE_SECONDS: Final = 0.005
+"""After a commit settlements gather for twice the time that it took, and no longer than this: commits that follow each
+other without a pause would take the processor from the consumers. Nobody waits for one but a `flush`."""
 PURGE_ROWS: Final = 500
 """When so many parked rows are done, they are removed."""
 
@@ -76,6 +79,7 @@ class Committer(Loop):
         self._waiting: list[tuple[Seat, Engine, asyncio.Future[None]]] = []
         self._retry_seconds = RETRY_SECONDS
         self._not_before = 0.0
+        self._next_at = 0.0
         self._held_back: dict[Seat, tuple[float, float]] = {}
         """Seats whose progress the store refuses at the moment: until when they wait, and how long that was."""
         self.commits = 0
@@ -110,6 +114,8 @@ class Committer(Loop):
         now = self._clock.monotonic()
         if now < self._not_before:
             return self._not_before - now
+        if now < self._next_at and not self._hurried and not any(seat.suspecting for seat in self._dirty):
+            return self._next_at - now
         entries: list[Entry] = []
         next_at = IDLE_SECONDS
         for seat in list(self._dirty):
@@ -130,6 +136,8 @@ class Committer(Loop):
             return next_at
         await self._write(entries)
         self._answer_flushes()
+        ended = self._clock.monotonic()
+        self._next_at = ended + min(2 * (ended - now), PACE_SECONDS)
         return 0.0
 
     async def _write(self, entries: list[Entry]) -> None:

@@ -39,6 +39,7 @@ PUT_OFF_MAX: Final = 20
 """So often in a row the look at changes is put off because changes are being made here."""
 SEATS_AT_A_TIME: Final = 100
 """Of the seats that are looked at again."""
+FAILED_SECONDS: Final = 1.0
 SAVE_SECONDS: Final = 5.0
 """How long a shard that is given back waits for a store that does not take its progress."""
 
@@ -96,12 +97,13 @@ class Dispatcher:
         """Let a consumer have what is free of a subscription."""
         self._start()
         member = Member(self, topic, subscription, owner, on_gap)
+        # Before it has anything: what is changed while it joins is seen by its seats, or by the watch.
+        self.members[member] = None
         try:
             await member.join()
         except BaseException:
             await self.leave(member)
             raise
-        self.members[member] = None
         if member.empty_seats:
             self.waiting[member] = None
         for seat in member.seats:
@@ -110,9 +112,9 @@ class Dispatcher:
 
     async def leave(self, member: Member) -> None:
         """Let a consumer go."""
-        self.members.pop(member, None)
         self.waiting.pop(member, None)
         await member.leave()
+        self.members.pop(member, None)  # at last: should this be cut off, `stop` does it
 
     async def saved(self, seat: Seat) -> bool:
         """Write what a shard has settled; False if the store does not take it, or not in time."""
@@ -248,6 +250,10 @@ class Watch(Loop):
             for (seat, engine), each in zip(some, seen, strict=True):
                 seat.refresh(engine, each)
         self._foreign = foreign
+
+    def _failed(self, error: Exception) -> float:
+        super()._failed(error)
+        return FAILED_SECONDS  # whoever waits for a shard waits no longer than this after the trouble is over
 
     def _fenced(self) -> None:
         """Do nothing: looking is not fenced."""

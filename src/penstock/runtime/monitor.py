@@ -187,7 +187,7 @@ class Monitor(Loop):
         now = self._clock.monotonic()
         self._beats[index] = seconds
         # On a common grid: a thousand shards of one heartbeat are one look, not a thousand.
-        self._due[index] = (math.floor(now / seconds) + 1) * seconds
+        self._due[index] = _next_beat(now, self._beats[[index]])[0]
         if self._due[index] < self._next_look:
             self.wake()
 
@@ -252,7 +252,7 @@ class Monitor(Loop):
         due = np.flatnonzero(beating)
         if len(due):
             beats = self._beats[due]
-            self._due[due] = (np.floor(now / beats) + 1) * beats
+            self._due[due] = _next_beat(now, beats)
         for index in woken.tolist():
             seat = self._seats[index]
             if seat is None or seat.engine is None:
@@ -326,6 +326,10 @@ class Monitor(Loop):
             counts.notifier_task_deaths_total,
         )
 
+    def _failed(self, error: Exception) -> float:
+        super()._failed(error)
+        return IDLE_SECONDS  # a safety net that comes back after half a minute is none
+
     def _fenced(self) -> None:
         """Do nothing: looking is not fenced."""
 
@@ -336,3 +340,11 @@ class Monitor(Loop):
         if self._notifier is not None:
             self._notifier.cancel()
             self._notifier = None
+
+
+def _next_beat(
+    now: float, beats: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return when the next beat of each is, always later than now: at a beat, a rounded quotient would name that one."""
+    due = (np.floor(now / beats) + 1) * beats
+    return np.where(due > now, due, due + beats)

@@ -47,8 +47,8 @@ class Presence(Loop):
         self._appearing = asyncio.Lock()
         self._held: set[int] = set()
         """The epochs of leases that were acquired here, and not given back."""
-        self._orphans: dict[str, str] = {}
-        """Leases that the store may say are ours though nobody here has them, and who would be their owner."""
+        self._orphans: dict[tuple[str, str], None] = {}
+        """Leases that the store may say are ours though nobody here has them, and who would be the owner of each."""
         self.losses = 0
 
     async def acquire(self, name: str, owner: str) -> Lease | None:
@@ -64,7 +64,7 @@ class Presence(Loop):
             except PenstockError:
                 raise
             except BaseException:
-                self._orphans[name] = owner  # nobody knows whether it was acquired
+                self._orphans[name, owner] = None  # nobody knows whether it was acquired
                 raise
             else:
                 if lease is not None:
@@ -81,16 +81,16 @@ class Presence(Loop):
             pass  # somebody else has it, or it ends with this process
         except Exception as error:  # noqa: BLE001 - closing goes on
             logger.info("lease %r could not be released, and will be later: %s", lease.name, error)
-            self._orphans[lease.name] = lease.owner
+            self._orphans[lease.name, lease.owner] = None
 
     async def _release_orphans(self) -> None:
         leases = self._host.store.leases
-        for name, owner in list(self._orphans.items()):
+        for name, owner in list(self._orphans):
             holder = await self._host.call(leases.holder, name)
             if holder is not None and holder.owner == owner and holder.epoch not in self._held:
                 with suppress(LeaseError):
                     await self._host.call(leases.release, holder, clean=False)
-            self._orphans.pop(name, None)
+            self._orphans.pop((name, owner), None)
 
     async def _appear(self) -> Lease:
         """Acquire this process's own lease, once for all who ask meanwhile: each acquisition ends the one before."""

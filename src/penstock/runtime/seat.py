@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from penstock.engine.messages import Input
-    from penstock.rows import Cursor, Fence, Lease, Shard, TopicInfo, Waiting
+    from penstock.rows import Cursor, Fence, Lease, Shard, Subscription, TopicInfo, Waiting
     from penstock.runtime.dispatcher import Dispatcher
     from penstock.runtime.member import Member
 
@@ -135,6 +135,11 @@ class Seat:
             return False
         return self._marked_rows or not self._marked.isdisjoint(engine.progress.attempts)
 
+    @property
+    def suspecting(self) -> bool:
+        """Whether it goes through what an unclean end has left behind, where every group waits for a commit."""
+        return self.engine is not None and self.engine.suspecting
+
     def __str__(self) -> str:
         return f"subscription {self.shard.subscription!r} at {self.topic.name}/{self.shard.partition}"
 
@@ -158,11 +163,13 @@ class Seat:
         if lease is None:
             return False
         try:
-            cursor, rows, head, policy = await self._host.call(self._load)
+            cursor, rows, head, subscription = await self._host.call(self._load)
         except BaseException:
             await self._dispatcher.presence.give_back(lease, clean=lease.clean)
             raise
         self.lease = lease
+        # It may be younger than what the consumer was told when it began to join.
+        self.member.subscription, self.member.policy = subscription, Policy.of(subscription.policy)
         self._marked = frozenset(cursor.attempts)
         self._marked_rows = any(row.due_at == MARKED for row in rows)
         now = self.now()
@@ -173,7 +180,7 @@ class Seat:
             generation=cursor.generation,
             number=cursor.number,
             partition=self.shard.partition,
-            policy=policy,
+            policy=self.member.policy,
             rows=[Row(*row[1:]) for row in rows],
             clean=lease.clean,
             head=head,
@@ -193,13 +200,13 @@ class Seat:
         self.tell(HeadMoved(head))
         return True
 
-    def _load(self) -> tuple[Cursor, list[Waiting], int, Policy]:
+    def _load(self) -> tuple[Cursor, list[Waiting], int, Subscription]:
         store, shard = self._host.store, self.shard
         subscription = store.cursors.subscription(shard.log_id, shard.subscription)
         if subscription is None:
             raise UnknownSubscription(shard.log_id, shard.subscription)
         cursor, rows = self._cursor(), store.parked.waiting(self._filter())
-        return cursor, rows, store.log.bounds(self.partition).stop, Policy.of(subscription.policy)
+        return cursor, rows, store.log.bounds(self.partition).stop, subscription
 
     def _cursor(self) -> Cursor:
         shard = self.shard
@@ -244,13 +251,20 @@ class Seat:
             return
         self.tell(ConsumerLeft())
         saved = clean and await self._dispatcher.saved(self)
-        engine, self.engine = self.engine, None
+        engine = self._emptied()
         if engine is not None:
             self._dispatcher.monitor.remove(self)
             await self._dispatcher.committer.purge(self)
-            if self.lease is not None:
-                await self._dispatcher.presence.give_back(self.lease, clean=saved and not engine.suspecting)
-        self.lease = None
+        if self.lease is not None:
+            # It may have been lost while it was saved: the subscription was moved, and the lease is still held.
+            clean = engine is None or (saved and not engine.suspecting)
+            await self._dispatcher.presence.give_back(self.lease, clean=clean)
+            self.lease = None
+
+    def _emptied(self) -> Engine | None:
+        """Be empty, and return what was there."""
+        engine, self.engine = self.engine, None
+        return engine
 
     # --- doing what the engine says -----------------------------------------------------------
 

@@ -67,7 +67,7 @@ def ensure(
     protect: bool | None,
     now_us: int,
 ) -> tuple[Subscription, bool]:
-    """Return the subscription, created if it does not exist; and whether anything was written.
+    """Return the subscription, and whether it was created because it did not exist.
 
     What `changes` says of its policy holds from now on; all else stays as it was. `start` matters to a new one alone.
     """
@@ -89,7 +89,7 @@ def ensure(
         )
         if wanted != found:
             store.cursors.put_subscription(wanted, existing=True)
-        return wanted, wanted != found
+        return wanted, False
     policy = Policy().changed(changes)
     places = positions(store, topic, start)
     if isinstance(start, Mapping):

@@ -190,7 +190,13 @@ class PartitionWriter:
             self._stopped = stopped
             raise
         self._file = None
-        written = self._tails.write(self._files.slot, healed)
+        try:
+            written = self._tails.write(self._files.slot, healed)
+        except OSError:
+            # Two records that were each written in part can make the old one whole again. Whoever goes on from that
+            # one goes on in the old segment, and there must be no trace of what would supersede it.
+            self._files.remove([SegmentName(healed.segment_base, healed.segment_epoch)])
+            raise
         forget_unproven(self._files, tail, healed)
         return written
 

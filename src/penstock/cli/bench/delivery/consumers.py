@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from penstock.runtime.subscriptions import Start
 
 
+BATCH_EVENTS = 20_000
+
+
 class Consumers:
     """What makes consumers in this process."""
 
@@ -74,7 +77,7 @@ async def consumers(store: Store, topics: list[str] | None = None, *, ledger: bo
 async def take_all(consumer: Consumer[Any], events: int) -> None:
     """Take so many events in batches, ack each batch, and wait until all of that is on the medium."""
     left = events
-    async for batch in consumer.batches():
+    async for batch in consumer.batches(max_events=BATCH_EVENTS):
         left -= len(batch)
         await batch.ack()
         if left <= 0:

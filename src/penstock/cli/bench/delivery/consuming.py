@@ -11,6 +11,7 @@ from statistics import median
 
 import numpy as np
 
+from penstock.bus.deliveries import policy_changes
 from penstock.cli.bench.delivery.consumers import consumers, take_all
 from penstock.cli.bench.delivery.sizes import Sizes
 from penstock.cli.bench.harness import Figure, Timing, uncollected
@@ -22,6 +23,9 @@ from penstock.ports import Store
 from penstock.rows import Commit, Cursor, Partition, Shard, Subscription
 
 SPANNING = "spanning"
+WINDOW_EVENTS = 40_000
+WINDOW_BYTES = 64 << 20
+"""Four times the defaults, as somebody chooses who has a backlog to get through: each batch has half of a window."""
 _names = count()
 
 
@@ -55,7 +59,8 @@ def _batches(store: Store, partition: Partition, runner: asyncio.Runner, rounds:
 
 async def consume(store: Store, events: int, *, start: int = 0, ledger: bool = True) -> float:
     """Let a new subscription consume so many events; return how long that took, without its joining and leaving."""
-    async with consumers(store, ledger=ledger) as made, made.consumer(f"s{next(_names)}", start=start) as consumer:
+    name, changes = f"s{next(_names)}", policy_changes(window_events=WINDOW_EVENTS, window_bytes=WINDOW_BYTES)
+    async with consumers(store, ledger=ledger) as made, made.consumer(name, start=start, changes=changes) as consumer:
         with uncollected():
             began = time.perf_counter()
             await take_all(consumer, events)

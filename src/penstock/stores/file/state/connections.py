@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.stores.file.platform import Platform
 
-IDLE_READERS_MAX = 4
+IDLE_READERS_MAX = 16
 FORK_PATIENCE_SECONDS = 5.0
 
 

@@ -9,7 +9,7 @@ import random
 import re
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.testing.campaigns.campaign import Report
 from penstock.testing.campaigns.virtual import faults
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from penstock.testing.machine import Survival
+    from penstock.testing.simulator.plan import Plan
 
     Hunt = Callable[[], str | None]
 
@@ -29,6 +30,7 @@ LIVES: Final = 20
 CRASHES_PER_LIFE: Final = 3
 CRASHES: Final = 100
 BAD_DISKS: Final = 20
+DELIVERIES: Final = 40
 EVERY_WAY: Final = (None, *SURVIVALS)
 REORDERED: Final = SURVIVALS[-2:]
 _MISFIT: Final = re.compile(r"(after a second crash: )?(TypeError|AttributeError|NameError)")
@@ -111,6 +113,24 @@ def lives_on_a_bad_disk(fault: str) -> Hunt:
                 faults.run(report, seed)
             for what, where in report.findings:
                 return f"{_shown(what.splitlines())[0]} ({where})"
+        return None
+
+    return hunt
+
+
+# --- lives of delivery ----------------------------------------------------------------------------
+
+
+def lives_of_delivery(*seeds: int, plan: Plan | None = None, **manner: Any) -> Hunt:
+    """Hunt with C1: lives of these seeds, in a manner and with a plan of faults in which the bug would show."""
+
+    def hunt() -> str | None:
+        from penstock.testing.campaigns.simulated import live  # which uses what is planted, too
+
+        for seed in seeds[:DELIVERIES]:
+            problems, _, _ = live(seed, plan, **manner)
+            for what in _shown(problems):
+                return f"{what} (seed {seed})"
         return None
 
     return hunt

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 RETRIES: Final = 2
 LEASE_SECONDS: Final = 2.0
-SECONDS: Final = 5.0
+SECONDS: Final = 4.5
 KINDS: Final = (*("good",) * 12, "flaky", "flaky", "slow", "bad")
 DISTURBANCES: Final = ("kill", "kill", "kill within", "freeze", "freeze", "power", "power within", "nothing")
 ACTS: Final = ("pause", "change", "seek", "replay")
@@ -60,6 +60,7 @@ class Manner:
             heartbeat_seconds=chance.choice([0.5, 1.0]),
             rate_per_second=chance.choice([None, None, None, 20.0]),
         )
+        kinds = (*KINDS, *(["killer"] if chance.random() < 0.3 else []))
         keys = (b"a", b"b", b"c", b"d", None)[: chance.choice([2, 4, 5])]
         manner = cls(
             mode=chance.choice(["exclusive", "failover", "failover"]),
@@ -68,7 +69,8 @@ class Manner:
             processes=chance.choice([2, 2, 3]),
             keys=(None,) if chance.random() < 0.2 else keys,
             batches=chance.random() < 0.4,
-            kinds=(*KINDS, "killer") if chance.random() < 0.3 else KINDS,
+            # One that never ends is ended by its timeout alone.
+            kinds=kinds if policy.timeout_seconds is None else (*kinds, "stuck"),
             disturbances=(*DISTURBANCES, "clock", "clock") if chance.random() < 0.2 else DISTURBANCES,
             acts=tuple(act for act in ACTS if chance.random() < 0.15),
             deaf=chance.random() < 0.15,

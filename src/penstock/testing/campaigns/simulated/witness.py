@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.offsets import Range
 from penstock.runtime.ledger import decode_record
 from penstock.testing.journal import Outcome
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.errors import StoreError
-    from penstock.offsets import Range
     from penstock.ports import Cursors
     from penstock.rows import Commit
     from penstock.runtime.ledger import Record
@@ -45,7 +45,7 @@ class Witness:
         """Take a commit before it is made: its process may die in the middle of it."""
         for cursor in commit.cursors:
             self._tell_cursor(cursor, Outcome.UNKNOWN)
-            if commit.fence is None:
+            if commit.fence is None and cursor.generation:
                 self.began[cursor.shard.partition, cursor.generation] = cursor.next_offset
         if commit.settlement:
             record = decode_record(commit.settlement)
@@ -65,9 +65,7 @@ class Witness:
 
     def _tell_cursor(self, cursor: Any, outcome: Outcome) -> None:
         shard = cursor.shard
-        self._journal.committed(
-            named(cursor.generation), shard.log_id, shard.partition, cursor.next_offset, outcome
-        )
+        self._journal.committed(named(cursor.generation), shard.log_id, shard.partition, cursor.next_offset, outcome)
 
     def tell_record(self, record: Record) -> None:
         """Tell what a record says was settled."""
@@ -80,11 +78,11 @@ class Witness:
         """Return what a record has settled for the first time, and how."""
         again = self._brought_back.get((record.partition, record.number), set())
         for outcome in SETTLED:
-            offsets = record.offsets(outcome)
-            for offset in again:
-                offsets = offsets - _one(offset)
-            for span in offsets:
-                yield outcome, span
+            for span in record.offsets(outcome):
+                if again.isdisjoint(span):
+                    yield outcome, span
+                else:
+                    yield from ((outcome, Range(offset, offset + 1)) for offset in span if offset not in again)
 
 
 class WitnessedCursors:
