@@ -223,7 +223,7 @@ class World:
         self.clock = VirtualClock()
         self._directory = directory
         self.store = Faulty(make_store(kind, self.clock, directory))
-        self._turns = 25 if kind == "memory" else 100
+        self._turns = 20 if kind == "memory" else 50
         self._buses: list[Bus] = []
         self._producer = lasting_producer()
         self._sequence = 0

@@ -20,19 +20,25 @@ async def lanes(world: World, bus: Bus, count: int, first: int = 0) -> None:
         await world.publish(bus, b"%d" % number, key=f"k{number}")
 
 
+REFUSED = StoreError("not now")
+BROKEN = OSError(5, "input/output error")
+
+
 @pytest.mark.parametrize(
-    "call",
+    ("call", "error"),
     [
-        "log.read",
-        "log.heads",
-        "cursors.commit",
-        "cursors.revision",
-        "leases.renew",
-        "log.append",
-        "cursors.settlements",
+        ("log.read", BROKEN),
+        ("log.heads", BROKEN),
+        ("log.append", BROKEN),
+        ("cursors.commit", BROKEN),
+        ("cursors.commit", REFUSED),
+        ("cursors.revision", REFUSED),
+        ("cursors.settlements", REFUSED),
+        ("leases.renew", BROKEN),
+        ("leases.renew", REFUSED),
     ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-@pytest.mark.parametrize("error", [StoreError("not now"), OSError(5, "input/output error")], ids=["refused", "broken"])
 async def test_any_call_that_fails_for_a_while_delays_and_loses_nothing(
     world: World, call: str, error: Exception
 ) -> None:
@@ -44,13 +50,12 @@ async def test_any_call_that_fails_for_a_while_delays_and_loses_nothing(
         world.store.fail(call, error)
         for number in range(5, 10):
             world.append(b"%d" % number)
-        await world.run(25)
+        await world.run(12)
         world.store.heal()
         await world.until(lambda: world.cursor("s").next_offset == 10, within=12)
         assert sorted(set(running.offsets)) == list(range(10))
         assert {attempt for attempt in running.attempts if attempt > 1} <= {2}
-        await world.run(40)
-        assert world.store.whole.cursors.settlements(1) == []
+        await world.until(lambda: world.store.whole.cursors.settlements(1) == [], within=40, step=2)
     assert world.outcomes("s") == {"acked": list(range(10))}
 
 
@@ -61,7 +66,7 @@ async def test_after_trouble_with_the_ends_of_logs_heartbeats_are_back_within_a_
         world.dispatcher(bus).monitor._reader = None
         world.store.fail("log.heads", OSError(5, "input/output error"))
         world.append(b"0")
-        await world.run(120)
+        await world.run(50)
         world.store.heal()
         await world.until(lambda: running.data == [b"0"], within=1.5)
 
@@ -75,7 +80,7 @@ async def test_after_trouble_with_leases_a_standby_takes_over_within_seconds(wor
     ):
         await world.until(lambda: len(active.taken) == 3)
         world.store.fail("leases.holder", OSError(5, "input/output error"))
-        await world.run(120)
+        await world.run(50)
         await world.kill(one, active)
         await world.run(20)
         assert standby.taken == []
@@ -117,7 +122,7 @@ async def test_a_ledger_without_room_keeps_its_records_and_holds_up_nothing(worl
         await world.run(20)
         assert world.store.whole.cursors.settlements(1) != []
         world.store.heal()
-        await world.until(lambda: world.store.whole.cursors.settlements(1) == [], within=60)
+        await world.until(lambda: world.store.whole.cursors.settlements(1) == [], within=60, step=2)
     assert world.outcomes("s") == {"acked": list(range(20))}
 
 
@@ -188,7 +193,7 @@ async def test_when_no_more_may_wait_aside_reading_stops_and_health_names_the_la
 
     async def blocked(delivery: Any) -> None:
         if delivery.position.offset == 0 and delivery.attempt == 1:
-            await delivery.nack(delay=100)
+            await delivery.nack(delay=40)
         else:
             await delivery.ack()
 
@@ -241,7 +246,7 @@ async def test_attempts_that_were_made_are_counted_on_by_the_next_process(world:
     await lanes(world, bus, 2)
 
     async def failing(delivery: Any) -> None:
-        await (delivery.nack(delay=30) if delivery.event.data == b"0" else delivery.nack(delay=1))
+        await (delivery.nack(delay=8) if delivery.event.data == b"0" else delivery.nack(delay=1))
 
     consumer = bus.consume(raw, "s", mode="exclusive", consumer_id="one", retry=Retry(max_retries=2))
     async with world.running(consumer, failing) as running:

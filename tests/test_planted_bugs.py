@@ -42,6 +42,7 @@ def test_without_its_bug_a_hunt_finds_nothing(hunt: Callable[[], str | None], mo
     # What the campaigns find in code that is right is tried at length where they are tested.
     monkeypatch.setattr(planted_hunts, "CRASHES", 6)
     monkeypatch.setattr(planted_hunts, "BAD_DISKS", 6)
+    monkeypatch.setattr(planted_hunts, "DELIVERIES", 2)
     assert hunt() is None
 
 

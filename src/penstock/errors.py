@@ -380,8 +380,8 @@ class SubscriptionBusy(StoreError):
 
     def __init__(self, topic: str, name: str, owner: str) -> None:
         super().__init__(
-            f"subscription {name!r} of topic {topic!r} is exclusive, and consumer {owner!r} has it: wait for its end, use mode "
-            f"'failover' to stand by, or give the same consumer_id to take over"
+            f"subscription {name!r} of topic {topic!r} is exclusive, and consumer {owner!r} has it: wait for its end, "
+            f"use mode 'failover' to stand by, or give the same consumer_id to take over"
         )
         self.topic = topic
         self.name = name

@@ -140,6 +140,7 @@ class Monitor(Loop):
         self._changed.pop(seat, None)
         self._seats[index] = None
         self._wanting[index] = False
+        self._heads_of[index] = 0  # the partition that it names may have no place any more
         self._timers[index] = self._due[index] = self._beats[index] = math.inf
         self._free.append(index)
         here = self._of_partition[seat.partition]
@@ -345,6 +346,6 @@ class Monitor(Loop):
 def _next_beat(
     now: float, beats: np.ndarray[tuple[int], np.dtype[np.float64]]
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return when the next beat of each is, always later than now: at a beat, a rounded quotient would name that one."""
+    """Return when the next beat of each is, and never now: at a beat, a quotient that is rounded names the same one."""
     due = (np.floor(now / beats) + 1) * beats
     return np.where(due > now, due, due + beats)

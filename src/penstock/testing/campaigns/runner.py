@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MODULES = {
     "c0": "planted",
+    "c1": "simulated",
     "c2": "virtual.crashes",
     "c3": "power",
     "c4": "syscalls",

@@ -1,4 +1,4 @@
-"""C0: do the tests catch anything? Classic bugs are planted in the store, one at a time, and each must be caught.
+"""C0: do the tests catch anything? Classic bugs are planted in store and delivery, one at a time; each must be caught.
 
 A bug is in the code only while its hunt runs. A hunt is a campaign that is aimed at where the bug would show, or one
 scene; it finds nothing in code that is right, and at least one thing in code that is wrong. What is reported here is a
@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.testing.campaigns.campaign import Campaign
-from penstock.testing.campaigns.planted import forks, log, scenes, state
-from penstock.testing.campaigns.planted.hunts import REORDERED, crashes_during, lives_on_a_bad_disk
+from penstock.testing.campaigns.planted import delivery, engines, forks, log, scenes, state
+from penstock.testing.campaigns.planted.hunts import (
+    REORDERED,
+    crashes_during,
+    lives_of_delivery,
+    lives_on_a_bad_disk,
+)
 from penstock.testing.machine.faults import FAILING, SHORT
+from penstock.testing.simulator.plan import CALM, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.testing.campaigns.campaign import Report
 
+C1: Final = "c1"
 C2: Final = "c2"
 C5: Final = "c5"
 RECOVERY: Final = "scenes of recovery"
@@ -29,6 +36,18 @@ DAMAGE: Final = "scenes of damage"
 PROCESSES: Final = "scenes with two processes"
 CURSORS: Final = "scenes with cursors"
 FORKS: Final = "forks"
+ENGINE: Final = "scenes with the engine"
+
+# Lives of delivery, aimed at where a bug would show
+PEACE: Final = ("nothing",)
+KEYS: Final = (b"a", b"b")
+FLAKY: Final = ("good", "good", "flaky")
+DEADLY: Final = ("good", "good", "good", "bad", "flaky")
+KILLERS: Final[dict[str, Any]] = {
+    "kinds": ("good", "good", "flaky", "killer"), "publishes": 2, "seconds": 2.0, "disturbances": PEACE,
+}  # fmt: skip
+LATER: Final[dict[str, Any]] = {"kinds": FLAKY, "keys": KEYS, "delays": (2.0,), "disturbances": PEACE}
+"""Whatever fails is parked."""
 
 
 class Bug(NamedTuple):
@@ -103,6 +122,117 @@ BUGS: Final = (
         state.another_sequence_at_each_claim,
         C2,
         crashes_during("run the scheduler", after="write .*/tails", before="commit control.db"),
+    ),
+    # How delivery reads
+    _bug(delivery.resumes_one_too_far, C1, lives_of_delivery(0)),
+    _bug(delivery.notifications_alone, C1, lives_of_delivery(0, CALM, deaf=True, disturbances=PEACE)),
+    _bug(delivery.failed_read_ends_reading, C1, lives_of_delivery(2, Plan(fails_before=0.05), disturbances=PEACE)),
+    _bug(delivery.empty_read_believed, ENGINE, engines.a_read_that_finds_nothing),
+    _bug(delivery.gap_declared_at_once, ENGINE, engines.a_read_that_leaves_something_out),
+    # In which order it hands over
+    _bug(
+        delivery.delayed_event_overtaken,
+        C1,
+        lives_of_delivery(0, CALM, batches=True, kinds=FLAKY, keys=KEYS, delays=(0.5,), disturbances=PEACE),
+    ),
+    _bug(delivery.parked_event_overtaken, C1, lives_of_delivery(0, CALM, batches=False, **LATER)),
+    _bug(
+        delivery.requeued_at_the_back,
+        C1,
+        lives_of_delivery(0, CALM, batches=False, kinds=FLAKY, keys=KEYS, delays=(0.1,), disturbances=PEACE),
+    ),
+    _bug(delivery.poisoned_lane_dropped, C1, lives_of_delivery(1, CALM, kinds=DEADLY, keys=KEYS, disturbances=PEACE)),
+    # What is settled by what
+    _bug(
+        delivery.leaving_is_acking,
+        C1,
+        lives_of_delivery(0, CALM, batches=False, kinds=("good", "slow"), tired=0.2, disturbances=PEACE),
+    ),
+    _bug(
+        delivery.late_ack_ignored,
+        C1,
+        lives_of_delivery(
+            0, CALM, batches=False, kinds=("good", "slow"), policy={"timeout_seconds": 1.0}, disturbances=PEACE
+        ),
+    ),
+    _bug(delivery.ack_of_a_stranger, ENGINE, engines.an_ack_of_what_nobody_has),
+    _bug(
+        delivery.rate_limited_thrown_away,
+        C1,
+        lives_of_delivery(0, CALM, policy={"rate_per_second": 5.0}, disturbances=PEACE),
+    ),
+    _bug(
+        delivery.timeouts_without_end,
+        C1,
+        lives_of_delivery(
+            0, CALM, batches=False, kinds=("good", "stuck"), policy={"timeout_seconds": 1.0}, disturbances=PEACE
+        ),
+    ),
+    _bug(delivery.parked_rows_forgotten, C1, lives_of_delivery(0, CALM, **LATER)),
+    _bug(delivery.attempts_lost_aside, C1, lives_of_delivery(0, CALM, **LATER)),
+    _bug(
+        delivery.replay_not_seen,
+        C1,
+        lives_of_delivery(0, CALM, acts=("replay",), kinds=DEADLY, tired=0.0, seconds=6.0, disturbances=PEACE),
+    ),
+    _bug(delivery.dead_letter_not_kept, C1, lives_of_delivery(0, CALM, kinds=DEADLY, disturbances=PEACE)),
+    # What delivery writes
+    _bug(delivery.attempts_in_memory, C1, lives_of_delivery(0, CALM, **KILLERS)),
+    _bug(
+        delivery.settled_ahead_forgotten,
+        C1,
+        lives_of_delivery(0, CALM, batches=False, kinds=("good", "good", "slow"), disturbances=("kill",)),
+    ),
+    _bug(
+        delivery.cursor_at_the_highest_ack,
+        C1,
+        lives_of_delivery(0, CALM, batches=False, kinds=("good", "good", "slow"), disturbances=("kill",)),
+    ),
+    _bug(delivery.refused_step_forgotten, C1, lives_of_delivery(0, Plan(refused=0.1), disturbances=PEACE)),
+    _bug(delivery.refused_step_told_as_written, C1, lives_of_delivery(0, Plan(refused=0.1), disturbances=PEACE)),
+    _bug(delivery.unknown_step_repeated, C1, lives_of_delivery(0, Plan(fails_after=0.1), disturbances=PEACE)),
+    _bug(delivery.parked_row_not_written, C1, lives_of_delivery(0, CALM, **LATER)),
+    _bug(delivery.record_left_out, C1, lives_of_delivery(0, CALM, disturbances=PEACE)),
+    _bug(
+        delivery.commit_without_a_fence,
+        C1,
+        lives_of_delivery(
+            34,
+            Plan(frozen=0.03, frozen_seconds=4.0, slow=0.1, slow_seconds=1.5),
+            mode="failover",
+            batches=False,
+            disturbances=("freeze",),
+        ),
+    ),
+    # Who has a shard, and who may have killed whom
+    _bug(
+        delivery.lapsed_lease_not_noticed,
+        C1,
+        lives_of_delivery(2, Plan(frozen=0.05, frozen_seconds=6.0), mode="failover", disturbances=("freeze",)),
+    ),
+    _bug(delivery.nobody_takes_over, C1, lives_of_delivery(4, CALM, mode="failover", disturbances=("freeze",))),
+    _bug(
+        delivery.lease_kept_by_a_seat_that_was_lost,
+        C1,
+        lives_of_delivery(
+            9,
+            Plan(slow=0.3, slow_seconds=1.0, refused=0.1),
+            acts=("seek",),
+            tired=0.2,
+            batches=False,
+            partitions=1,
+            disturbances=PEACE,
+        ),
+    ),
+    _bug(delivery.policy_read_once, C1, lives_of_delivery(1, CALM, acts=("pause",), tired=0.0, disturbances=PEACE)),
+    _bug(delivery.nobody_is_suspected, C1, lives_of_delivery(0, CALM, **KILLERS)),
+    _bug(delivery.suspect_tried_before_it_is_written, C1, lives_of_delivery(0, CALM, **KILLERS)),
+    # The ledger
+    _bug(delivery.record_forgotten_first, C1, lives_of_delivery(6, Plan(fails_before=0.1))),
+    _bug(
+        delivery.record_appended_twice,
+        C1,
+        lives_of_delivery(1, Plan(fails_before=0.1, fails_after=0.1), disturbances=PEACE),
     ),
 )
 

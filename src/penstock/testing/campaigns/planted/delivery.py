@@ -31,7 +31,7 @@ from penstock.testing.campaigns.planted.tools import changed, nothing, original
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from penstock.engine.messages import Failure, Park, Row, Step
+    from penstock.engine.messages import Failure, Park, Step
     from penstock.engine.pages import Page
     from penstock.engine.policy import Exhausted
     from penstock.rows import Commit, Cursor, Lease, Settlement
@@ -82,14 +82,9 @@ def empty_read_believed() -> AbstractContextManager[None]:
     return changed(Reading, moved=moved)
 
 
-def gap_passed_in_silence() -> AbstractContextManager[None]:
-    """Go on behind what a read has left out, without a word."""
-
-    def is_lost(self: Reading, at: int) -> bool:
-        self.position = at
-        return True
-
-    return changed(Reading, _is_lost=is_lost)
+def gap_declared_at_once() -> AbstractContextManager[None]:
+    """Declare a gap when a read leaves something out for the first time."""
+    return changed(Reading, _is_lost=lambda _self, _at: True)
 
 
 # --- order ----------------------------------------------------------------------------------------
@@ -199,7 +194,12 @@ def timeouts_without_end() -> AbstractContextManager[None]:
 
 def parked_rows_forgotten() -> AbstractContextManager[None]:
     """Never fetch what waits aside, though it is due."""
-    return changed(Aside, to_fetch=lambda _self, _wall_us, _read_position: ())
+
+    def to_fetch(self: Aside, wall_us: int, _read_position: int) -> tuple[int, ...]:
+        self._due.pop_due(wall_us)
+        return ()
+
+    return changed(Aside, to_fetch=to_fetch)
 
 
 def replay_not_seen() -> AbstractContextManager[None]:
@@ -208,17 +208,16 @@ def replay_not_seen() -> AbstractContextManager[None]:
 
 
 def attempts_lost_aside() -> AbstractContextManager[None]:
-    """Count the attempts anew when an event is parked."""
-    right = original(Work, "_write")
+    """Count the attempts at a parked event anew when it is fetched."""
+    right = original(Aside, "take_fetched")
 
-    def write(self: Work, page: Page, due_at: Any, state: str, failure: Failure) -> list[Row]:
-        if state == "waiting":
-            for index in due_at:
-                self.progress.attempts.pop(page.start + index, None)
-        written: list[Row] = right(self, page, due_at, state, failure)
-        return written
+    def take_fetched(self: Aside, asked: Any, rows: Any) -> Any:
+        came, gone = right(self, asked, rows)
+        for waiting in came:
+            waiting.row = waiting.row._replace(attempts=0)
+        return came, gone
 
-    return changed(Work, _write=write)
+    return changed(Aside, take_fetched=take_fetched)
 
 
 def dead_letter_not_kept() -> AbstractContextManager[None]:

@@ -30,7 +30,8 @@ LIVES: Final = 20
 CRASHES_PER_LIFE: Final = 3
 CRASHES: Final = 100
 BAD_DISKS: Final = 20
-DELIVERIES: Final = 40
+DELIVERIES: Final = 20
+PATIENCE: Final = 40.0
 EVERY_WAY: Final = (None, *SURVIVALS)
 REORDERED: Final = SURVIVALS[-2:]
 _MISFIT: Final = re.compile(r"(after a second crash: )?(TypeError|AttributeError|NameError)")
@@ -121,14 +122,14 @@ def lives_on_a_bad_disk(fault: str) -> Hunt:
 # --- lives of delivery ----------------------------------------------------------------------------
 
 
-def lives_of_delivery(*seeds: int, plan: Plan | None = None, **manner: Any) -> Hunt:
-    """Hunt with C1: lives of these seeds, in a manner and with a plan of faults in which the bug would show."""
+def lives_of_delivery(first: int, plan: Plan | None = None, **manner: Any) -> Hunt:
+    """Hunt with C1: lives from this seed on, in a manner and with a plan of faults in which the bug would show."""
 
     def hunt() -> str | None:
         from penstock.testing.campaigns.simulated import live  # which uses what is planted, too
 
-        for seed in seeds[:DELIVERIES]:
-            problems, _, _ = live(seed, plan, **manner)
+        for seed in range(first, first + DELIVERIES):
+            problems, _, _ = live(seed, plan, **{"patience": PATIENCE, **manner})
             for what in _shown(problems):
                 return f"{what} (seed {seed})"
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from penstock.offsets import Range, RangeSet
+from penstock.offsets import Gap, Range, RangeSet
 from penstock.rows import ParkedFilter
 from penstock.runtime.ledger import TOPIC as LEDGER
 from penstock.runtime.ledger import decode_record
@@ -91,7 +91,7 @@ class Audit:
 
     def examine(self, store: Any) -> None:
         """Look at everything that is written, and tell the journal."""
-        records = _records(store)
+        records = self._records(store)
         self._check_chains(records)
         for record in records:
             if record.log_id == self._topic.log_id:
@@ -99,6 +99,26 @@ class Audit:
         self._check_overtakes(records)
         self._check_outcomes(store, records)
         self._tell_states(store, records)
+
+    def _records(self, store: Any) -> list[Record]:
+        """Return all records, those that were moved to the ledger and those that were not yet."""
+        found: list[Record] = []
+        for topic in store.log.topics():
+            if topic.name == LEDGER:
+                [partition] = topic.partitions
+                bounds = store.log.bounds(partition)
+                position = bounds.start
+                while position < bounds.stop:
+                    for item in store.log.read(partition, position, bytes_max=1 << 24):
+                        if isinstance(item, Gap):
+                            self.problems.append(f"records are lost: {item}")
+                        else:
+                            found += [decode_record(event.data) for event in item]
+                        position = item.range.stop
+        moved = {(record.partition, record.number) for record in found}
+        rest = [decode_record(record) for _, record in store.cursors.settlements(1 << 20)]
+        # A mover that was cut off has appended some that the store still has.
+        return found + [record for record in rest if (record.partition, record.number) not in moved]
 
     def _check_overtakes(self, records: Sequence[Record]) -> None:
         """Look at what was begun early: that is right only behind an event that was dead by then.
@@ -144,16 +164,16 @@ class Audit:
             number = cursor.shard.partition
             partition = self._topic.partitions[number]
             end = store.log.bounds(partition).stop
-            journal.cursor(named(cursor.generation), *partition, cursor.next_offset, end)
+            journal.cursor(named(cursor.generation), partition.log_id, number, cursor.next_offset, end)
             for row in rows:
                 if row.shard == cursor.shard:
-                    journal.parked(named(cursor.generation), *partition, row.offset, row.offset + 1)
+                    journal.parked(named(cursor.generation), partition.log_id, number, row.offset, row.offset + 1)
             for generation in range(cursor.generation + 1):
                 # What a seek has passed over, and what an earlier life had not come to, is nobody's business there.
                 last = generation == cursor.generation
                 ours = self.witness.began.get((number, generation), 0) if last else end
                 for span in settled[number, generation].missing(Range(0, min(ours, end))):
-                    journal.pending(named(generation), *partition, span.start, span.stop)
+                    journal.pending(named(generation), partition.log_id, number, span.start, span.stop)
 
     def _check_chains(self, records: Sequence[Record]) -> None:
         """Look whether the records of each shard follow each other without a hole; a seek may leave none."""
@@ -183,21 +203,3 @@ def generation_of(hand: Any) -> int:
     """Return the generation of the shard from which something was handed over."""
     generation: int = hand._engine.progress.generation  # noqa: SLF001 - a hand tells nobody else
     return generation
-
-
-def _records(store: Any) -> list[Record]:
-    """Return all records, those that were moved to the ledger and those that were not yet."""
-    found = []
-    for topic in store.log.topics():
-        if topic.name == LEDGER:
-            [partition] = topic.partitions
-            bounds = store.log.bounds(partition)
-            position = bounds.start
-            while position < bounds.stop:
-                for item in store.log.read(partition, position, bytes_max=1 << 24):
-                    found += [decode_record(event.data) for event in item]
-                    position = item.range.stop
-    moved = {(record.partition, record.number) for record in found}
-    rest = [decode_record(record) for _, record in store.cursors.settlements(1 << 20)]
-    # A mover that was cut off has appended some that the store still has.
-    return found + [record for record in rest if (record.partition, record.number) not in moved]

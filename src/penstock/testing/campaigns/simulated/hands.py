@@ -1,6 +1,7 @@
 """Hands: what the processes of a life do. They publish, and they consume.
 
-Handlers ack, ack late and twice, fail for a while or for ever, hang, disconnect, and, in some lives, kill their process.
+Handlers ack, ack late and twice, fail for a while or for ever, hang, disconnect, and, in some lives, kill their
+process.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A life of delivery in a simulated world: several processes publish, and consume one subscription.
 
-Everything that delivers is the production code: engine, runtime and file store. What is simulated is the machine below it
-and the handlers above it. Processes are killed, frozen and started anew, the power is lost, clocks are set, and in some
-lives somebody pauses, changes or moves the subscription, or brings its dead letters back.
+Everything that delivers is the production code: engine, runtime and file store. What is simulated is the machine below
+it and the handlers above it. Processes are killed, frozen and started anew, the power is lost, clocks are set, and in
+some lives somebody pauses, changes or moves the subscription, or brings its dead letters back.
 
-When all faults have ended, everything must come to rest: every event is settled, and was settled once. The journal is kept
-outside of the world, and told of every step right where it happens, so that no answer that got lost confuses it.
+When all faults have ended, everything must come to rest: every event is settled, and was settled once. The journal is
+kept outside of the world, and told of every step right where it happens, so that no answer that got lost confuses it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from penstock.testing.campaigns.simulated.manner import Manner
     from penstock.testing.simulator import Plan, Process, World
 
-REST_SECONDS: Final = 200.0
 SOON_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.5
 
@@ -78,7 +77,7 @@ class Life:
         problems = self.audit.problems
         try:
             if not await self._comes_to_rest():
-                problems.append(f"{REST_SECONDS} s after all faults ended, there is no rest: {await self._state()}")
+                problems.append(f"{manner.patience} s after all faults ended, there is no rest: {await self._state()}")
             await self._examine()
         except (PenstockError, OSError) as error:
             problems.append(f"{type(error).__name__}: {error}")
@@ -190,7 +189,7 @@ class Life:
     # --- rest ---------------------------------------------------------------------------------
 
     async def _comes_to_rest(self) -> bool:
-        ends = self.world.loop.time() + REST_SECONDS
+        ends = self.world.loop.time() + self.manner.patience
         pausing = "pause" in self.manner.acts
         while self.world.loop.time() < ends:
             await asyncio.sleep(LOOK_SECONDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.policy import Policy
@@ -23,13 +23,15 @@ class Manner:
     """How a life is lived."""
 
     mode: str = "failover"
-    policy: Policy = Policy()
+    policy: Policy = field(default_factory=Policy)
     partitions: int = 1
     processes: int = 2
     publishes: int = 6
     """How often each process publishes."""
     seconds: float = SECONDS
     """How long it lasts, until all faults end."""
+    patience: float = 200.0
+    """How long everything may take to come to rest then."""
     keys: tuple[bytes | None, ...] = (b"a", b"b", b"c", b"d", None)
     batches: bool = False
     """Consumers take batches, not single events."""
