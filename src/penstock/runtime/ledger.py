@@ -2,8 +2,7 @@
 
 A record is written in the transaction that moves the cursor, so there is no moment in which one is true without the
 other. From there this loop moves records to the topic, like an outbox: appended with the record's number as sequence,
-then
-forgotten. Killed anywhere, it repeats itself and the log recognises the repeat.
+then forgotten. Killed anywhere, it repeats itself and the log recognises the repeat.
 
 Records of a shard chain twice: by `number`, which is dense, and by `begin` and `next_offset`. Whoever audits them knows
 from that whether any is missing. Internal topics have no ledger.

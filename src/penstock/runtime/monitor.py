@@ -140,13 +140,13 @@ class Monitor(Loop):
         self._changed.pop(seat, None)
         self._seats[index] = None
         self._wanting[index] = False
-        self._heads_of[index] = 0  # the partition that it names may have no place any more
+        self._heads_of[index] = 0  # its partition may have no place any more when the next look is taken
         self._timers[index] = self._due[index] = self._beats[index] = math.inf
         self._free.append(index)
         here = self._of_partition[seat.partition]
         here.discard(seat)
         if not here:
-            # The columns keep its place until they are built anew; places are few, and partitions come back.
+            # It keeps its place until places are given anew; they are few, and partitions come back.
             del self._of_partition[seat.partition]
             if not self._of_partition:
                 self._partitions.clear()
@@ -207,12 +207,19 @@ class Monitor(Loop):
     def heads(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return where all watched partitions end."""
         if self._reader is None:
-            partitions = list(self._partitions)
+            partitions = self._give_places()
             try:
                 self._reader = self._host.store.log.heads(partitions)
             except TopicDeleted:
                 return self._heads_one_by_one(partitions)
         return self._reader.read()
+
+    def _give_places(self) -> list[Partition]:
+        """Give each partition that is watched a place, and only those: a deleted one would be in the way for ever."""
+        self._partitions = {partition: place for place, partition in enumerate(self._of_partition)}
+        for partition, place in self._partitions.items():
+            self._heads_of[[seat.index for seat in self._of_partition[partition]]] = place
+        return list(self._partitions)
 
     def _heads_one_by_one(self, partitions: list[Partition]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the ends of those that are there, and -1 for topics that were deleted since."""
