@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +82,15 @@ def test_lives_differ_in_what_they_try() -> None:
     assert len({manner.mode for manner in manners}) == 2
     assert len({manner.batches for manner in manners}) == 2
     assert len({manner.policy for manner in manners}) == 8
+
+
+def test_a_life_leaves_nothing_in_memory() -> None:
+    world = live(1)[1]
+    assert any(process.dead for process in world.processes)
+    left = weakref.ref(world)
+    del world
+    gc.collect()
+    assert left() is None
 
 
 # --- findings -------------------------------------------------------------------------------------

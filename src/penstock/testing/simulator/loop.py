@@ -247,9 +247,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # coroutines that they made last, and could not begin
-            for task, _ in self._tasks:
-                if not task.done():
-                    _bury(task.get_coro())
+            # What they still begin belongs to this loop, which refuses it: not to a loop that outlives the world.
+            asyncio._set_running_loop(self)  # noqa: SLF001 - meant for those who write loops
+            try:
+                for task, _ in list(self._tasks):
+                    if not task.done():
+                        _bury(task.get_coro())
+            finally:
+                asyncio._set_running_loop(None)  # noqa: SLF001 - the same
             self._tasks.clear()
 
     # --- running --------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ def offset_reuse() -> AbstractContextManager[None]:
 def _taken_in_spite_of(kind: type[StoreError]) -> AbstractContextManager[None]:
     right = original(Step, "_cursor_refusal")
 
-    def cursor_refusal(self: Step, cursor: Cursor) -> StoreError | None:
-        refusal: StoreError | None = right(self, cursor)
+    def cursor_refusal(self: Step, cursor: Cursor, *, recorded: bool) -> StoreError | None:
+        refusal: StoreError | None = right(self, cursor, recorded=recorded)
         return None if isinstance(refusal, kind) else refusal
 
     return changed(Step, _cursor_refusal=cursor_refusal)
@@ -71,10 +71,10 @@ def lease_epoch_reused() -> AbstractContextManager[None]:
     right = FileLeases.acquire
     granted: WeakKeyDictionary[FileLeases, int] = WeakKeyDictionary()
 
-    def acquire(self: FileLeases, name: str, owner: str, seconds: float) -> Lease | None:
+    def acquire(self: FileLeases, name: str, owner: str, seconds: float, *, under: Lease | None = None) -> Lease | None:
         last = granted.get(self, 0)
         with changed(leases, read_tally=lambda *asked: read_tally(*asked)._replace(last=last)):
-            lease = right(self, name, owner, seconds)
+            lease = right(self, name, owner, seconds, under=under)
         if lease is not None:
             granted[self] = lease.epoch
         return lease
