@@ -537,8 +537,11 @@ def test_damage_in_one_topic_hides_no_other(command: str, run: Run) -> None:
     run("subscriptions", "create", "visits", "counting", "--mode", "exclusive")
     done = run(*command.split())
     assert done.code == 3
+    assert "billing" in done.out
     assert "counting" in done.out
     assert "error: corrupt: " in done.err
+    shown = run("subscriptions", "show", "orders", "billing", "--json")
+    assert (shown.code, json.loads(shown.out)["lag"]) == (3, 1)
 
 
 # --- seek ----------------------------------------------------------------------------------------

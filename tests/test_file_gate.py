@@ -30,6 +30,15 @@ print("released", flush=True)
 sys.stdin.readline()
 """
 
+LOOK = """
+import sys
+from pathlib import Path
+from penstock.stores.file.gate import shared_gates
+from penstock.stores.file.platform import Platform
+if shared_gates(Path(sys.argv[1]), Platform()).is_alive(8):
+    print("8 is alive")
+"""
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -307,3 +316,24 @@ def test_work_is_answered_also_if_its_turn_cannot_be_given_back(
     assert (done, left) == (["done"], [])
     gate.run(lambda: done.append("again"), "it", 30.0)
     assert done == ["done", "again"]
+
+
+def test_locks_of_files_that_were_removed_are_closed_and_no_others(
+    path: Path, gates: Gates, holder: subprocess.Popen[str]
+) -> None:
+    gates.enter(8)
+    removed = path.with_name("removed")
+    gone = system_record_locks(removed)
+    assert gone.try_lock(1)
+    before = len([*Path("/dev/fd").iterdir()])
+    removed.unlink()
+    for number in range(20):
+        other = path.with_name(f"other-{number}")
+        assert system_record_locks(other).try_lock(1)
+        other.unlink()
+    assert len([*Path("/dev/fd").iterdir()]) == before
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        gone.try_lock(1)
+    assert gates.is_alive(7)
+    told = subprocess.run([sys.executable, "-c", LOOK, str(path)], check=True, capture_output=True, text=True)
+    assert told.stdout == "8 is alive\n"

@@ -106,7 +106,7 @@ def each_lag(
 ) -> Iterator[tuple[TopicInfo, Subscription, list[LagInfo]]]:
     """Yield how far each subscription is behind; those of topics that are deleted meanwhile are left out.
 
-    One that meets damage is told to `report`, and the others go on.
+    Damage is told to `report`; everything that it leaves known is yielded all the same.
     """
     from penstock.clock import SystemClock
     from penstock.runtime.subscriptions import lag
@@ -114,7 +114,7 @@ def each_lag(
     now_us = SystemClock().time_us()
     for info, subscription in wanted:
         try:
-            yield info, subscription, lag(store, info, subscription, now_us)
+            yield info, subscription, lag(store, info, subscription, now_us, damaged=report)
         except TopicDeleted:
             continue
         except IntegrityError as error:
@@ -227,7 +227,8 @@ def show(context: typer.Context, topic: TopicName, name: Name, as_json: Json = F
     with context.ensure_object(Session).open_store() as (store, _):
         info = find_topic(store, topic)
         subscription = find_subscription(store, info, name)
-        lags = lag(store, info, subscription, SystemClock().time_us())
+        damages: list[IntegrityError] = []
+        lags = lag(store, info, subscription, SystemClock().time_us(), damaged=damages.append)
         document = document_of(info, subscription, lags)
         document["log_id"] = info.log_id
         document["created_at"] = shown_time_us(subscription.created_at) if subscription.created_at else None
@@ -237,6 +238,8 @@ def show(context: typer.Context, topic: TopicName, name: Name, as_json: Json = F
         print_json(document)
     else:
         _print_subscription(document)
+    if damages:
+        raise damages[0]
 
 
 def _partitions(store: Store, info: TopicInfo, name: str, lags: list[LagInfo]) -> list[dict[str, Any]]:
@@ -346,8 +349,8 @@ def create(  # what is not used below is taken from the context, all at once
     changes = changes_of(context.params)
     with context.ensure_object(Session).open_store() as (store, _):
         info = find_topic(store, topic)
-        existed = store.cursors.subscription(info.log_id, name) is not None
-        _, written = ensure(
+        before = store.cursors.subscription(info.log_id, name)
+        after, _ = ensure(
             store,
             info,
             name,
@@ -357,9 +360,9 @@ def create(  # what is not used below is taken from the context, all at once
             protect=protect,
             now_us=SystemClock().time_us(),
         )
-    outcome = "is created" if not existed else "exists; it is changed" if written else "exists already, as it should be"
-    say(f"subscription {name!r} of topic {topic!r} {outcome}")
-    if existed and start is not None:
+    existing = "exists already, as it should be" if after == before else "exists; it is changed"
+    say(f"subscription {name!r} of topic {topic!r} {'is created' if before is None else existing}")
+    if before is not None and start is not None:
         say(f"where it is stays as it is: `penstock seek {topic} {name} --to {start}` moves it")
 
 

@@ -6,6 +6,7 @@ that does sees every change, in whichever process it is.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -35,10 +36,12 @@ from penstock.rows import Commit, Cursor, Parked, ParkedFilter, Partition, Shard
 from penstock.runtime.ledger import record_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.ports import Store
     from penstock.rows import TopicInfo
+
+logger = logging.getLogger(__name__)
 
 Start: TypeAlias = "Literal['earliest', 'latest'] | int | datetime | Mapping[int, int]"
 """Where to begin: by name, at an offset (or offsets by partition), or at a time of appending."""
@@ -304,8 +307,22 @@ def _check(answers: Sequence[StoreError | None]) -> None:
 # --- lag --------------------------------------------------------------------------------------
 
 
-def lag(store: Store, topic: TopicInfo, subscription: Subscription, now_us: int) -> list[LagInfo]:
-    """Return how far a subscription is behind, partition by partition; the slowest shard of each counts."""
+def _warn_of(damage: IntegrityError) -> None:
+    logger.warning("how old the event at a cursor is cannot be told: %s", damage)
+
+
+def lag(
+    store: Store,
+    topic: TopicInfo,
+    subscription: Subscription,
+    now_us: int,
+    *,
+    damaged: Callable[[IntegrityError], None] = _warn_of,
+) -> list[LagInfo]:
+    """Return how far a subscription is behind, partition by partition; the slowest shard of each counts.
+
+    If the event at a cursor cannot be read, `damaged` is told, its age is 0, and the other figures are right.
+    """
     slowest: dict[int, Cursor] = {}
     for cursor in store.cursors.load(topic.log_id, subscription.name):
         number = cursor.shard.partition
@@ -334,19 +351,24 @@ def lag(store: Store, topic: TopicInfo, subscription: Subscription, now_us: int)
                 unsettled=max(left - settled, 0),
                 parked=rows["waiting"],
                 dead=rows["dead"],
-                oldest_seconds=_age(store, partition, next_offset, now_us) if left else 0.0,
+                oldest_seconds=_age(store, partition, next_offset, now_us, damaged) if left else 0.0,
                 external=subscription.external,
             )
         )
     return found
 
 
-def _age(store: Store, partition: Partition, offset: int, now_us: int) -> float:
+def _age(
+    store: Store, partition: Partition, offset: int, now_us: int, damaged: Callable[[IntegrityError], None]
+) -> float:
     """Return how long ago the event at an offset was appended, or the first one after it; 0 if it cannot be read."""
     try:
         items = store.log.read(partition, max(offset, store.log.bounds(partition).start), bytes_max=1, events_max=1)
-    except (OffsetOutOfRange, IntegrityError):
-        return 0.0  # trimmed in this moment, or damaged: the other figures are right
+    except OffsetOutOfRange:
+        return 0.0  # trimmed in this moment
+    except IntegrityError as damage:
+        damaged(damage)
+        return 0.0
     for item in items:
         if isinstance(item, Batch) and item.place is not None:
             return max(now_us - item.place.appended_at, 0) / 1_000_000

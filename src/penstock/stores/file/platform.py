@@ -205,16 +205,26 @@ class RecordLocks(Protocol):
         """Return the process that has it; None if it is free or this process's own."""
 
 
+CLOSED = 0x7FFF_FFFF
+"""A number that no descriptor has: the system refuses whatever is tried with it."""
 DEADLOCK_PAUSE_SECONDS = 0.0003
 # struct flock: Linux begins with type and whence, the BSDs with start and length.
 _FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi4x"
 
 
 class SystemRecordLocks:
-    """POSIX record locks. The descriptor is never closed: closing any one of a file drops all its locks."""
+    """POSIX record locks. The descriptor stays open: closing any one of a file drops all its locks."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+
+    def close_if_removed(self) -> bool:
+        """Close the descriptor of a file that has no name any more: nobody can ever come to lock it."""
+        if os.fstat(self._descriptor).st_nlink:
+            return False
+        descriptor, self._descriptor = self._descriptor, CLOSED
+        os.close(descriptor)
+        return True
 
     def try_lock(self, byte: int) -> bool:
         try:
@@ -263,6 +273,9 @@ def system_record_locks(path: Path) -> SystemRecordLocks:
         except FileNotFoundError:
             status = None
         if status is None or (status.st_dev, status.st_ino) not in _opened:
+            # A process that makes and removes many stores, such as a test suite, must not run out of descriptors.
+            for removed in [file for file, locks in _opened.items() if locks.close_if_removed()]:
+                del _opened[removed]
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             status = os.fstat(descriptor)
             _opened[status.st_dev, status.st_ino] = SystemRecordLocks(descriptor)
