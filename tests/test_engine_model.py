@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.engine_world import Event, World, offsets_of
 
+from penstock.engine import pages
 from penstock.engine.messages import Ack, Extend, FetchFailed, GiveBack, LogTrimmed, Nack, ReadDone, ReadFailed
 from penstock.engine.pages import GONE
 from penstock.engine.policy import Policy
@@ -406,5 +407,6 @@ def run(seed: int, steps: int = 120) -> Model:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_promise_holds_whatever_a_shard_is_told(seed: int) -> None:
+def test_every_promise_holds_whatever_a_shard_is_told(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "GONE_BYTES_MAX", seed % 3 * 50)
     run(seed)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.engine_world import WALL_US, World, keyed, offsets_of, plain
 
+from penstock.engine import pages
 from penstock.engine.messages import Ack, Ask, Chunk, HeadMoved, NotWritten, ReadDone, Step, Written
 from penstock.engine.policy import Policy
 from penstock.engine.shard import UNWRITTEN_EVENTS_MAX, UNWRITTEN_ROWS_MAX
@@ -174,23 +175,46 @@ def test_an_event_that_was_parked_and_failed_before_counts_as_retried_once() -> 
 # --- memory -----------------------------------------------------------------------------------
 
 
-def test_a_page_that_few_events_keep_alive_is_narrowed_to_them() -> None:
+def test_a_page_that_few_events_keep_alive_is_narrowed_to_them_if_it_keeps_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "GONE_BYTES_MAX", 900)
     world = World()
     world.publish(*keyed(*range(100)))
     world.ask()
-    world.tell(Ack(Range(0, 80)))
+    world.tell(Ack(Range(0, 90)))
     [page] = world.shard._work.pages
     assert len(page.chunks[0].source.rows) == 100
-    world.tell(Ack(Range(80, 90)))
-    assert page.chunks[0].source.rows == frozenset(range(90, 100))
+    world.tell(Ack(Range(90, 91)))
+    assert page.chunks[0].source.rows == frozenset(range(91, 100))
+    assert world.shard._work.pages.gone_bytes == 0
     world.leave()
-    assert world.ask() == list(range(90, 100))
-    assert offsets_of(world.delivered[-1]) == list(range(90, 100))
-    world.tell(Ack(Range(90, 100)))
+    assert world.ask() == list(range(91, 100))
+    assert offsets_of(world.delivered[-1]) == list(range(91, 100))
+    world.tell(Ack(Range(91, 100)))
     assert list(world.shard._work.pages) == []
 
 
-def test_a_joined_page_that_few_events_keep_alive_lets_go_of_the_other_chunks() -> None:
+def test_small_pages_that_few_events_keep_alive_are_narrowed_when_they_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "JOINED_EVENTS_MAX", 10)
+    monkeypatch.setattr(pages, "GONE_BYTES_MAX", 500)
+    world = World(chunk=10)
+    world.publish(*keyed(*range(100)))
+    world.ask()
+    for start in range(0, 100, 10):
+        world.tell(Ack(Range(start, start + 9)))
+        assert world.shard._work.pages.gone_bytes <= 500
+    narrowed = [page.start for page in world.shard._work.pages if page.narrowed]
+    assert narrowed == [0, 10, 20, 30, 40]  # the oldest ones
+    world.tell(Ack(Range(0, 100)))
+    assert world.shard._work.pages.gone_bytes == 0
+    assert list(world.shard._work.pages) == []
+
+
+def test_a_joined_page_that_few_events_keep_alive_lets_go_of_the_other_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "GONE_BYTES_MAX", 0)
     world = World(chunk=1)
     world.publish(*keyed(*range(64)))
     world.ask()

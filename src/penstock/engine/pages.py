@@ -2,7 +2,7 @@
 
 A page is a chunk with a state and a hand for each of its events; or several small chunks that follow each other, so
 that a log which is read event by event does not become a thousand pages. It goes when none of its events is open any
-more. One that a few slow events keep alive is narrowed to them, so that they do not keep the memory of thousands.
+more. Those that a few slow events keep alive are narrowed to them, so that they do not keep the memory of thousands.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ GONE: Final = 4
 """Settled, or parked: the page knows nothing more of it."""
 
 NARROW_FROM: Final = 8
-"""A page is narrowed when no more than one of so many of its events is open."""
+"""A page may be narrowed when no more than one of so many of its events is open …"""
+GONE_BYTES_MAX: Final = 1 << 20
+"""… and is, when all pages together keep more than this of events that are gone. Most pages go before that."""
 JOINED_EVENTS_MAX: Final = 1_024
 JOINED_BYTES_MAX: Final = 1 << 18
 """Chunks are joined to a page of at most this size: small, because it keeps all of them in memory until it goes."""
@@ -96,6 +98,7 @@ class Page:
         "chunks",
         "delayed",
         "expires_at",
+        "gone_bytes",
         "hand",
         "held",
         "keyless",
@@ -124,6 +127,8 @@ class Page:
         self.expires_at = OFFSET_END if chunk.expiries is None else int(chunk.expiries.min())
         """When the first of them expires."""
         self.narrowed = False
+        self.gone_bytes = 0
+        """Of events that are gone, and still in memory."""
         self._lanes: NDArray[np.int64] | None = None
         self._sizes: NDArray[np.int64] | None = None
         self._appended_at: NDArray[np.int64] | None = None
@@ -216,6 +221,7 @@ class Page:
     def narrow(self) -> None:
         """Give up the memory of what is gone."""
         self.narrowed = True
+        self.gone_bytes = 0
         left = {part.chunk.span.start: part.indexes for part in self.parts(self.in_state(READY, HELD, DELAYED))}
         for chunk in self.chunks:
             rows = left.get(chunk.span.start)
@@ -282,6 +288,9 @@ class Pages:
         self._pages: list[Page] = []
         self._starts: list[int] = []
         self._touched: set[Page] = set()
+        self._sparse: dict[Page, None] = {}
+        """Pages that may be narrowed, in the order in which they became so."""
+        self.gone_bytes = 0
         self.watcher: Watcher | None = None
         self.ready = 0
         self.held = 0
@@ -322,8 +331,7 @@ class Pages:
         self.held += page.held - held
         self.delayed += page.delayed - delayed
         if to == GONE:
-            self.open_bytes -= page.nbytes_of(rows)
-            self._touched.add(page)
+            self._count_gone(page, page.nbytes_of(rows))
         if self.watcher is not None:
             for row, was in zip(some.indexes.tolist(), before, strict=True):
                 self.watcher.moved(page, row, was, to)
@@ -346,25 +354,40 @@ class Pages:
             elif to == DELAYED:
                 counts.delayed += 1
         if to == GONE:
-            self.open_bytes -= int(page.sizes[row])
-            self._touched.add(page)
+            self._count_gone(page, int(page.sizes[row]))
         if self.watcher is not None:
             self.watcher.moved(page, row, before, to)
 
+    def _count_gone(self, page: Page, nbytes: int) -> None:
+        self.open_bytes -= nbytes
+        self._touched.add(page)
+        if not page.narrowed:
+            page.gone_bytes += nbytes
+            self.gone_bytes += nbytes
+
     def sweep(self) -> None:
-        """Drop pages of which nothing is open any more, and narrow those of which little is."""
+        """Drop pages of which nothing is open any more, and narrow those of which little is, if they keep much."""
         if not self._touched:
             return
         dropped = False
         for page in self._touched:
             if page.open == 0:
                 dropped = True
+                self.gone_bytes -= page.gone_bytes
+                self._sparse.pop(page, None)
             elif not page.narrowed and page.open * NARROW_FROM <= page.size:
-                page.narrow()
+                self._sparse[page] = None
         self._touched.clear()
         if dropped:
             self._pages = [page for page in self._pages if page.open]
             self._starts = [page.start for page in self._pages]
+        while self._sparse and self.gone_bytes > GONE_BYTES_MAX:
+            page = next(iter(self._sparse))
+            del self._sparse[page]
+            # A page that has grown by what was joined to it since comes again when that is gone.
+            if page.open * NARROW_FROM <= page.size:
+                self.gone_bytes -= page.gone_bytes
+                page.narrow()
 
     # --- finding ------------------------------------------------------------------------------
 

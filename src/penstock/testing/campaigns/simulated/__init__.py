@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine import work
+from penstock.engine import pages, work
 from penstock.errors import PenstockError
 from penstock.runtime import dispatcher, entrances
 from penstock.runtime.entrances import Loop
@@ -32,9 +32,10 @@ FASTER = (
     (work, {"SHORT_DELAY_SECONDS": 1.5}),
     (dispatcher, {"STANDBY_SECONDS": 0.5}),
     (entrances, {"BACKOFF_SECONDS": 0.5, "BACKOFF_SECONDS_MAX": 4.0}),
+    (pages, {"GONE_BYTES_MAX": 0}),
 )
-"""What would be waited for longer. Nothing else is different, and a virtual second is not for nothing: everybody looks
-around several times in each."""
+"""What would be waited for longer, and what only large events would bring about. Nothing else is different, and a
+virtual second is not for nothing: everybody looks around several times in each."""
 MISTAKES = (TypeError, AttributeError, NameError, LookupError, AssertionError, ArithmeticError, ValueError)
 """What loops outlive, and calls raise, only if the code is wrong."""
 _MISTAKE = re.compile(rf"ends with ({'|'.join(kind.__name__ for kind in MISTAKES)}|KeyError|IndexError)\b")
