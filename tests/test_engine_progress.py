@@ -9,6 +9,7 @@ from tests.engine_world import WALL_US, World, keyed, offsets_of, plain
 from penstock.engine import pages
 from penstock.engine.messages import Ack, Ask, Chunk, HeadMoved, NotWritten, ReadDone, Step, Written
 from penstock.engine.policy import Policy
+from penstock.engine.progress import LATENCIES, Progress
 from penstock.engine.shard import UNWRITTEN_EVENTS_MAX, UNWRITTEN_ROWS_MAX
 from penstock.engine.states import Outcome
 from penstock.offsets import Bitmap, Range
@@ -170,6 +171,21 @@ def test_an_event_that_was_parked_and_failed_before_counts_as_retried_once() -> 
     step = world.shard.take_step()
     assert step is not None
     assert step.retried == 1
+
+
+def test_latencies_are_those_of_every_single_event_whatever_was_appended_together() -> None:
+    chance = np.random.default_rng(7)
+    took = np.repeat(chance.integers(-5, 1 << 41, 60), chance.integers(1, 9, 60))
+    progress = Progress(next_offset=0, settled=b"", attempts={}, generation=0, number=0)
+    progress.note_latency(WALL_US - took, WALL_US)
+    progress.note_latency(took[:0], WALL_US)
+    progress.settle(Outcome.ACKED, Range(0, len(took)))
+    step = progress.take()
+    assert step is not None
+    wanted = [0] * LATENCIES
+    for each in took.tolist():
+        wanted[min(max(each, 0).bit_length(), LATENCIES - 1)] += 1
+    assert list(step.latencies) == wanted
 
 
 # --- memory -----------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ class DeliveredBatch(_Hand):
 
     def _chosen(self, offsets: Range | Iterable[int] | None, up_to: int | None) -> list[Offsets]:
         if offsets is None and up_to is None:
-            return [batch.range if batch.rows is None else batch.offsets for batch in self.batches]
+            return self._all()
         mine = self.offsets
         if up_to is not None:
             return [np.sort(mine[mine <= up_to])]
@@ -254,6 +254,19 @@ class DeliveredBatch(_Hand):
         if len(strangers):
             raise UsageError(f"offset {strangers[0]} is not in this batch, {self!r}")
         return [wanted]
+
+
+    def _all(self) -> list[Offsets]:
+        """Return all offsets of it; blocks that follow each other are settled together, which is much cheaper."""
+        found: list[Offsets] = []
+        for batch in self.batches:
+            mine = batch.range if batch.rows is None else batch.offsets
+            last = found[-1] if found else None
+            if isinstance(mine, Range) and isinstance(last, Range) and last.stop == mine.start:
+                found[-1] = Range(last.start, mine.stop)
+            else:
+                found.append(mine)
+        return found
 
 
 class Consumer(Generic[T]):

@@ -136,12 +136,16 @@ class Progress:
         """Count how long these took from their append to their ack."""
         if not len(appended_at):
             return
-        if appended_at[0] == appended_at[-1]:  # one append, or at least one moment
-            self._latencies[_bucket(wall_us - int(appended_at[0]))] += len(appended_at)
+        slowest = _bucket(wall_us - int(appended_at.min()))
+        if slowest == _bucket(wall_us - int(appended_at.max())):  # as a rule, the more so the further it is behind
+            self._latencies[slowest] += len(appended_at)
             return
-        took = np.maximum(wall_us - appended_at, 0).astype(np.float64)
+        # What was appended together has one time, so there are far fewer times than events.
+        starts = np.flatnonzero(appended_at[1:] != appended_at[:-1]) + 1
+        counts = np.diff(starts, prepend=0, append=len(appended_at))
+        took = np.maximum(wall_us - appended_at[np.append(0, starts)], 0).astype(np.float64)
         buckets = np.minimum(np.frexp(took)[1], LATENCIES - 1)
-        self._add_latencies(np.bincount(buckets, minlength=LATENCIES).tolist())
+        self._add_latencies(np.bincount(buckets, weights=counts, minlength=LATENCIES).astype(np.int64).tolist())
 
     def _add_latencies(self, counts: Sequence[int]) -> None:
         self._latencies = [before + more for before, more in zip(self._latencies, counts, strict=True)]
