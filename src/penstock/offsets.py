@@ -442,12 +442,9 @@ class Bitmap:
         if not self._cells[index]:
             # The usual answer while a slow event holds the cursor back, without setting up a search.
             return self._start
-        if not self._cells[index + 1]:
-            # One by one, the most frequent case: a search would let go of the interpreter, and wait to have it again.
-            passed = 1
-        else:
-            # argmin ends its search at the first False.
-            passed = int(self._cells[index:].argmin())
+        # argmin ends its search at the first False. For one event, the most frequent case, no search is set up: it
+        # would let go of the interpreter, and wait to have it again.
+        passed = 1 if not self._cells[index + 1] else int(self._cells[index:].argmin())
         self._start += passed
         self._count -= passed
         if self._count == 0 and self._cells.size > self._CELLS_MIN:

@@ -255,7 +255,6 @@ class DeliveredBatch(_Hand):
             raise UsageError(f"offset {strangers[0]} is not in this batch, {self!r}")
         return [wanted]
 
-
     def _all(self) -> list[Offsets]:
         """Return all offsets of it; blocks that follow each other are settled together, which is much cheaper."""
         found: list[Offsets] = []
