@@ -15,10 +15,12 @@ import gc
 import math
 import operator
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple, Self
 
@@ -26,6 +28,13 @@ ROUNDS = 15
 ROUND_SECONDS = 0.020
 
 Work = Callable[[], object]
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Make a directory below the current one, on the disk of whoever asks; removed at the end, whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=Path.cwd(), ignore_cleanup_errors=True) as made:
+        yield Path(made)
 
 
 # --- goals and figures -----------------------------------------------------------------------

@@ -6,15 +6,12 @@ directory below the current one, so that the disk is that of whoever asks, and a
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.cli.bench.delivery import behind, consuming, latency, subscriptions
 from penstock.cli.bench.delivery.sizes import Sizes
-from penstock.cli.bench.harness import Figure
+from penstock.cli.bench.harness import Figure, scratch_directory
 from penstock.cli.output import say
 from penstock.stores.file.filesystem import describe
 
@@ -28,14 +25,5 @@ def figures(rounds: int) -> Iterator[Figure]:
     if not describe(Path.cwd()).persistent:
         say("the current directory is in memory, where a sync costs nothing: latencies mean little there")
     for part in _PARTS:
-        with _directory() as directory:
+        with scratch_directory() as directory:
             yield from part.figures(directory, SIZES, rounds)
-
-
-@contextmanager
-def _directory() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=Path.cwd()))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)

@@ -7,13 +7,10 @@ the current one, so that the disk is that of whoever asks, and are removed at th
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.cli.bench.harness import Figure
+from penstock.cli.bench.harness import Figure, scratch_directory
 from penstock.cli.bench.log import cursors, opening, processes, reading, volume, writing
 from penstock.cli.bench.log.sizes import Sizes
 from penstock.cli.output import say
@@ -31,14 +28,5 @@ def figures(rounds: int) -> Iterator[Figure]:
             "the current directory is in memory, where a sync costs nothing: measure on the disk that will hold the log"
         )
     for part in _PARTS:
-        with _directory() as directory:
+        with scratch_directory() as directory:
             yield from part.figures(directory, SIZES, rounds)
-
-
-@contextmanager
-def _directory() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=Path.cwd()))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)

@@ -7,13 +7,11 @@ one, checkpoints too, so that the disk is that of whoever asks, and are removed 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.bench.harness import Figure
+from penstock.cli.bench.harness import Figure, scratch_directory
 from penstock.cli.bench.spark.sizes import Sizes
 from penstock.cli.output import say
 
@@ -27,7 +25,7 @@ SIZES = Sizes()
 def figures(rounds: int) -> Iterator[Figure]:
     """Measure the area."""
     rounds = min(rounds, SIZES.rounds_max)
-    with _session() as spark, _directory() as directory:
+    with _session() as spark, scratch_directory() as directory:
         # Not before: they import pyspark, and the session is what says how to get it.
         from penstock.cli.bench.spark import growth, reading, writing
         from penstock.cli.bench.spark.topics import fill
@@ -48,9 +46,3 @@ def _session() -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
-
-
-@contextmanager
-def _directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=Path.cwd(), ignore_cleanup_errors=True) as made:
-        yield Path(made)
