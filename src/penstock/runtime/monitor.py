@@ -8,8 +8,7 @@ what it has read and it wants more, or one of its timers is due, it is woken. Al
 columns. A heartbeat that comes late is not made up for. What a heartbeat finds that no hint had told is counted as a
 missed notification.
 
-So every durable event is offered within one heartbeat even if every hint is lost, and within a fraction of a
-millisecond otherwise.
+So every durable event is offered within one heartbeat even if every hint is lost, and at once otherwise.
 """
 
 from __future__ import annotations
