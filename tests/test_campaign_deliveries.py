@@ -148,6 +148,10 @@ PLANT = pytest.MonkeyPatch().setattr
 Program = Callable[..., None]
 
 
+PLAYS_MAX = 8
+"""Processes are scheduled by the system: what a death is blamed on may be another event each time."""
+
+
 def planted(plant: Callable[[], None]) -> Program:
     """Return a program that consumes with a bug in it."""
 
@@ -263,5 +267,9 @@ def test_a_bug_in_the_consumers_is_found(
     zygote: Zygote, bug: Program, scene: str, fault: Fault | None, found: str
 ) -> None:
     chosen = SCENES[scene].freezing() if fault is not None and fault.freeze else SCENES[scene]
-    _, findings = play(zygote, chosen, [] if fault is None else [fault], program=bug)
-    assert any(found in finding for finding in findings), findings
+    findings: list[str] = []
+    for _ in range(PLAYS_MAX):
+        _, findings = play(zygote, chosen, [] if fault is None else [fault], program=bug)
+        if any(found in finding for finding in findings):
+            return
+    raise AssertionError(findings)
