@@ -254,18 +254,20 @@ class Committer(Loop):
         """Remove the rows of a seat that are done."""
         if not seat.done_rows:
             return
-        shard = seat.shard
+        shard, offsets = seat.shard, frozenset(seat.done_rows)
         wanted = ParkedFilter(
             log_id=shard.log_id,
             subscription=shard.subscription,
             states=frozenset({"done"}),
             partition=shard.partition,
-            offsets=frozenset(seat.done_rows),
+            offsets=offsets,
         )
-        seat.done_rows.clear()
         try:
             await self._host.call(self._host.store.parked.purge, wanted)
-        except PenstockError as error:
+            seat.done_rows.difference_update(offsets)
+        except StoreClosed:
+            pass
+        except Exception as error:  # noqa: BLE001 - they harm nobody; whoever gives a shard back must get on
             logger.info("%s: rows that are done were not removed: %s", seat, error)
 
     def _fenced(self) -> None:

@@ -11,7 +11,6 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.policy import Policy
 from penstock.errors import PenstockError, StoreClosed, UnknownSubscription
 from penstock.runtime.committer import Committer
 from penstock.runtime.entrances import Host, Loop
@@ -241,8 +240,7 @@ class Watch(Loop):
             if subscription is None:
                 member.end(UnknownSubscription(member.topic.log_id, member.subscription.name))
                 continue
-            if subscription != member.subscription:
-                member.change(subscription, Policy.of(subscription.policy))
+            member.see(subscription)
         held = [(seat, seat.engine) for member in members for seat in member.seats if seat.engine is not None]
         for first in range(0, len(held), SEATS_AT_A_TIME):
             some = held[first : first + SEATS_AT_A_TIME]

@@ -66,6 +66,8 @@ class Member:
         """Why it can go on no more."""
         self.closed = False
         self.gaps = 0
+        self.looks = 0
+        """How often the watch has looked at the subscription for it."""
 
     # --- coming and going ---------------------------------------------------------------------
 
@@ -190,10 +192,18 @@ class Member:
         except Exception:
             logger.exception("subscription %s: its on_gap failed", self.subscription.name)
 
-    def change(self, subscription: Subscription, policy: Policy) -> None:
-        """Go on with another policy."""
-        self.subscription, self.policy = subscription, policy
-        self.spread()
+    def see(self, subscription: Subscription) -> None:
+        """Take the subscription as the watch has just read it, and go on with its policy if that is another one."""
+        self.looks += 1
+        if self.know(subscription):
+            self.spread()
+
+    def know(self, subscription: Subscription) -> bool:
+        """Note what the subscription is by now; True if it was another."""
+        if subscription == self.subscription:
+            return False
+        self.subscription, self.policy = subscription, Policy.of(subscription.policy)
+        return True
 
     def spread(self) -> None:
         """Let every shard have the policy, with its consumer's part of the rate: as large as its part of the shards."""

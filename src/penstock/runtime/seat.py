@@ -31,7 +31,6 @@ from penstock.engine.messages import (
     Row,
     RowsSeen,
 )
-from penstock.engine.policy import Policy
 from penstock.engine.shard import Shard as Engine
 from penstock.engine.suspects import MARKED
 from penstock.errors import (
@@ -162,14 +161,17 @@ class Seat:
         lease = await self._dispatcher.presence.acquire(self.lease_name, self.member.owner)
         if lease is None:
             return False
+        looks = self.member.looks
         try:
             cursor, rows, head, subscription = await self._host.call(self._load)
         except BaseException:
             await self._dispatcher.presence.give_back(lease, clean=lease.clean)
             raise
         self.lease = lease
-        # It may be younger than what the consumer was told when it began to join.
-        self.member.subscription, self.member.policy = subscription, Policy.of(subscription.policy)
+        if self.member.looks == looks:
+            # It may be younger than what the consumer was told when it began to join. Once the watch has looked, it may
+            # as well be older; and if it is not, the watch will see that by the revision.
+            self.member.know(subscription)
         self._marked = frozenset(cursor.attempts)
         self._marked_rows = any(row.due_at == MARKED for row in rows)
         now = self.now()

@@ -372,7 +372,7 @@ def lease_kept_by_a_seat_that_was_lost() -> AbstractContextManager[None]:
 
 def policy_read_once() -> AbstractContextManager[None]:
     """Never look again at a policy that was read."""
-    return changed(Member, change=nothing)
+    return changed(Member, see=nothing)
 
 
 def nobody_is_suspected() -> AbstractContextManager[None]:

@@ -44,6 +44,7 @@ class Life:
         self.manner = manner
         self._plan = plan
         self._wall_drift = 0.0
+        self._acts: list[asyncio.Task[None]] = []
         self.topic: TopicInfo
         self.audit: Audit
         self._hands: Hands
@@ -137,7 +138,7 @@ class Life:
             if processes:
                 # A task of its own: an answer may never come.
                 act = self._act(chance.choice(self.manner.acts), chance.choice(processes))
-                self.world.context.run(self.world.loop.create_task, act)
+                self._acts.append(self.world.context.run(self.world.loop.create_task, act))
 
     async def _act(self, act: str, process: Process) -> None:
         self.world.note(f"somebody wants to {act}")
@@ -198,7 +199,8 @@ class Life:
                 if pausing:
                     process = self._somebody()
                     await process.call(self._pause(process, paused=False))
-                    pausing = False
+                    # One that is still under way may pause it once more.
+                    pausing = not all(act.done() for act in self._acts)
                 if self._hands.unsent:
                     await self._hands.send(self._somebody())
                 elif not await self._left():
