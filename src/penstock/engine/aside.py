@@ -114,10 +114,12 @@ class Aside:
 
     def _put(self, waiting: Waiting) -> None:
         row = waiting.row
+        before = self._rows.get(row.offset)
         self._forget(row.offset)
         if row.replay:
             self._replays[row.offset] = row.replay
-        elif row.offset not in self._rows:
+        elif before is None or before.row.replay:
+            # After a seek an event may be parked that was brought back from the dead as well: now it has its order.
             insort(self._lanes[row.lane], row.offset)
             self.first[row.lane] = self._lanes[row.lane][0]
         self._rows[row.offset] = waiting
