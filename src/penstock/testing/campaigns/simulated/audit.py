@@ -121,10 +121,14 @@ class Audit:
         return found + [record for record in rest if (record.partition, record.number) not in moved]
 
     def _check_overtakes(self, records: Sequence[Record]) -> None:
-        """Look at what was begun early: that is right only behind an event that was dead by then.
+        """Look at what was begun early: that is right only behind an event that was dead by then, or skipped by a seek.
 
-        Nobody's hand has done it: its last attempt was its process's end, or took too long.
+        Nobody's hand has done it: its last attempt was its process's end, or took too long; or somebody has moved the
+        subscription, and whoever had the shard had not noticed all of it yet.
         """
+        skipped = {
+            (record.partition, offset) for record in records for span in record.offsets("skipped") for offset in span
+        }
         dead = {
             (record.partition, record.generation, offset)
             for record in records
@@ -132,6 +136,8 @@ class Audit:
             for offset in span
         }
         for life, offset, early, at in self._overtakes:
+            if (life[0], early) in skipped:
+                continue
             if (*life, early) not in dead or self._begun[life, early] > at:
                 self.problems.append(f"{life[0]}@{offset} was begun before {early} of its lane was done")
 
