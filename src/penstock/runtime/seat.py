@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from penstock.engine.messages import Input
-    from penstock.rows import Cursor, Fence, Lease, Shard, Subscription, TopicInfo, Waiting
+    from penstock.rows import Cursor, Fence, Lease, Parked, Shard, Subscription, TopicInfo, Waiting
     from penstock.runtime.dispatcher import Dispatcher
     from penstock.runtime.member import Member
 
@@ -327,9 +327,12 @@ class Seat:
     async def _fetch(self, engine: Engine, asked: Fetch) -> None:
         told: Input
         try:
-            rows = await self._host.call(
-                self._host.store.parked.page, self._filter(frozenset(asked.offsets)), limit=len(asked.offsets)
-            )
+            rows, cursor = await self._host.call(self._find_rows, asked.offsets)
+            if cursor is not None and cursor.generation != engine.progress.generation:
+                # They are not given up: somebody has moved the subscription, and what follows them must not begin.
+                if self.engine is engine:
+                    self.lose(f"it was moved to offset {cursor.next_offset}")
+                return
             told = Fetched(asked.offsets, tuple(fetched_row(row, self.topic) for row in rows))
             self._well("fetch")
         except StoreClosed:
@@ -338,6 +341,11 @@ class Seat:
             told = FetchFailed(asked.offsets, self._clock.monotonic() + self._ill("fetch", error))
         if self.engine is engine:
             self.tell(told)
+
+    def _find_rows(self, offsets: tuple[int, ...]) -> tuple[list[Parked], Cursor | None]:
+        """Return parked rows, and where the cursor is by now if some of them are gone; called in a thread."""
+        rows = self._host.store.parked.page(self._filter(frozenset(offsets)), limit=len(offsets))
+        return rows, None if len(rows) == len(offsets) else self._cursor()
 
     def _well(self, what: str) -> None:
         if self.trouble.pop(what, None) is not None:
