@@ -67,9 +67,12 @@ class Presence(Loop):
                 self._orphans[name, owner] = None  # nobody knows whether it was acquired
                 raise
             else:
-                if lease is not None:
+                if lease is None:
+                    return None
+                if not self.lapsed and self._lease is not None and self._lease.epoch == above.epoch:
                     self._held.add(lease.epoch)
-                return lease
+                    return lease
+                # It ended with the one above it, before anybody heard of it.
         raise LeaseLost(f"the lease of this process, {self._owner}, cannot be kept: the machine is too busy")
 
     async def give_back(self, lease: Lease, *, clean: bool) -> None:

@@ -158,15 +158,21 @@ class Seat:
             # What was lost in this process's own life has killed nobody, and need not be suspected.
             await self._dispatcher.presence.give_back(self.lease, clean=True)
             self.lease = None
-        lease = await self._dispatcher.presence.acquire(self.lease_name, self.member.owner)
+        presence = self._dispatcher.presence
+        lease = await presence.acquire(self.lease_name, self.member.owner)
         if lease is None:
             return False
+        losses = presence.losses
         looks = self.member.looks
         try:
             cursor, rows, head, subscription = await self._host.call(self._load)
         except BaseException:
             await self._dispatcher.presence.give_back(lease, clean=lease.clean)
             raise
+        if presence.lapsed or presence.losses != losses:
+            # This process was silent for too long in between: somebody else may have the shard by now.
+            await presence.give_back(lease, clean=lease.clean)
+            return False
         self.lease = lease
         if self.member.looks == looks:
             # It may be younger than what the consumer was told when it began to join. Once the watch has looked, it may
