@@ -286,3 +286,18 @@ async def test_a_part_of_a_batch_that_fails_comes_again_alone_and_in_order(world
         assert world.cursor("s").next_offset == 12
     assert [row.offset for row in world.rows("s", "dead")] == [5]
     assert world.outcomes("s") == {"acked": [offset for offset in range(12) if offset != 5], "dead": [5]}
+
+
+async def test_a_shard_is_given_back_also_if_its_done_rows_cannot_be_removed(world: World) -> None:
+    bus = world.bus()
+    await lanes(world, bus, 1)
+
+    async def later(delivery: Any) -> None:
+        await (delivery.nack(delay=6) if delivery.attempt == 1 else delivery.ack())
+
+    world.store.fail("parked.purge", BROKEN)
+    async with world.running(bus.consume(raw, "s", mode="failover"), later) as running:
+        await world.until(lambda: running.attempts == [1, 2], within=10)
+        await world.until(lambda: world.outcomes("s").get("acked") == [0])
+    assert world.store.calls["parked.purge"] > 0
+    assert world.lease_of("s") is None

@@ -325,7 +325,7 @@ _abandoned: list[object] = []
 
 
 def shared_gates(path: Path, platform: Platform) -> Gates:
-    """Return this process's gates for a lock file; made once, and never closed."""
+    """Return this process's gates for a lock file; made once, and kept for as long as the file has a name."""
     locks = platform.record_locks(path)
     with _shared_mutex:
         if locks not in _shared:
