@@ -148,7 +148,7 @@ def _names(topics: Iterable[str]) -> str:
 # --- the next one -------------------------------------------------------------------------------
 
 Measure = Callable[[Span, int], int]
-"""Returns up to which offset a span has so many bytes, but one event at least."""
+"""Returns up to which offset a span (never an empty one) has so many bytes, but one event at least."""
 
 
 def advance(
@@ -170,9 +170,10 @@ def advance(
     spans = [span._replace(start=max(span.start, seen[span.topic].bounds[span.partition].start)) for span in spans]
     if rows_max is not None:
         spans = _admit(spans, rows_max)
-    if bytes_max is not None and measure is not None and spans:
-        share = max(bytes_max // len(spans), 1)
-        spans = [span._replace(stop=measure(span, share)) for span in spans]
+    readable = sum(span.start < span.stop for span in spans)
+    if bytes_max is not None and measure is not None and readable:
+        share = max(bytes_max // readable, 1)
+        spans = [span._replace(stop=measure(span, share)) if span.start < span.stop else span for span in spans]
     stops = {(span.topic, span.partition): span.stop for span in spans}
     # A topic that is gone keeps its place: should this be the wrong store, nothing is forgotten.
     positions = {topic: at._replace(began=None) for topic, at in start.items()}
@@ -201,7 +202,10 @@ def _admit(spans: list[Span], rows_max: int) -> list[Span]:
     if total <= rows_max:
         return spans
     shares = [backlog * rows_max // total for backlog in backlogs]
-    for index in range(rows_max - sum(shares)):  # fewer than there are spans
+    # What division left over goes to spans that have more than their share: to one of which all was trimmed, it would
+    # be a step beyond the end of the log.
+    unserved = [index for index, backlog in enumerate(backlogs) if shares[index] < backlog]
+    for index in unserved[: rows_max - sum(shares)]:
         shares[index] += 1
     return [span._replace(stop=span.start + share) for span, share in zip(spans, shares, strict=True)]
 
@@ -254,12 +258,12 @@ def check_order(start: Positions, end: Positions) -> None:
 
 
 def divide(spans: Sequence[Span], wanted: int, *, smallest: int = 1) -> list[Span]:
-    """Divide spans into about `wanted` pieces of like size; none is made smaller than `smallest` for it."""
+    """Divide spans into pieces of like size, `wanted` or a few more; none is made smaller than `smallest` for it."""
     total = sum(span.stop - span.start for span in spans)
     pieces: list[Span] = []
     for span in spans:
         count = span.stop - span.start
-        parts = min(max(round(wanted * count / total), 1), max(count // smallest, 1))
+        parts = min(-(-wanted * count // total), max(count // smallest, 1))
         edges = [span.start + count * part // parts for part in range(parts + 1)]
         pieces += [span._replace(start=start, stop=stop) for start, stop in pairwise(edges)]
     return pieces
