@@ -55,9 +55,9 @@ class Hands:
     async def _publish(self, process: Process) -> None:
         chance = process.chance
         for _ in range(self._manner.publishes):
+            await asyncio.sleep(chance.random() * 1.2)
             if self.resting:
                 break
-            await asyncio.sleep(chance.random() * 1.2)
             self.unsent.append(self._publication(chance.choice(self._topic.partitions), chance))
             await self.send(process)
 

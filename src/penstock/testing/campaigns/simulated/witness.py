@@ -7,6 +7,7 @@ the journal's.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.offsets import Range
@@ -40,6 +41,8 @@ class Witness:
         """Which offsets of a record had been dead letters before."""
         self.began: dict[tuple[int, int], int] = {}
         """Where each generation of a partition began that a seek has made."""
+        self._ended: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        """What had its end in a generation of a partition, as far as anybody has asked for it."""
 
     def asked(self, commit: Commit) -> None:
         """Take a commit before it is made: its process may die in the middle of it."""
@@ -49,8 +52,12 @@ class Witness:
                 self.began[cursor.shard.partition, cursor.generation] = cursor.next_offset
         if commit.settlement:
             record = decode_record(commit.settlement)
-            again = {row.offset for row in commit.parked if row.replay}
+            life = (record.partition, record.generation)
+            # After a seek, one that was brought back may come once more, and has its end in this life yet to come.
+            began, ended = self.began.get(life, 0), self._ended[life]
+            again = {row.offset for row in commit.parked if row.replay and (row.offset in ended or row.offset < began)}
             self._brought_back[record.partition, record.number] = again
+            ended.update(*(span for _, span in self.settled(record)))
 
     def answered(self, commit: Commit, answer: StoreError | None) -> None:
         """Take what became of it."""
@@ -62,6 +69,11 @@ class Witness:
                 self._tell_cursor(cursor, outcome)
             if commit.settlement:
                 self.tell_record(decode_record(commit.settlement))
+        elif commit.settlement:
+            record = decode_record(commit.settlement)
+            self._ended[record.partition, record.generation].difference_update(
+                *(span for _, span in self.settled(record))
+            )
 
     def _tell_cursor(self, cursor: Any, outcome: Outcome) -> None:
         shard = cursor.shard
