@@ -66,6 +66,7 @@ class Port:
             hook = self._faulty.hooks.get(where)
             return function(*args, **options) if hook is None else hook(function, *args, **options)
 
+        call.__name__ = name
         return call
 
 
@@ -281,6 +282,27 @@ class World:
         task = asyncio.ensure_future(work)
         await self.until(task.done, within)
         return task.result()
+
+    def hold(self, bus: Bus, function: str, *, name: str = "") -> asyncio.Event:
+        """Let the next call of a function be made, and answered when the event that is returned is set.
+
+        With a `name`, the next call whose first argument it is the beginning of.
+        """
+        backend: Any = bus._make_backend()
+        call = backend.call
+        answered = asyncio.Event()
+        held = False
+
+        async def slow(called: Any, *args: Any, **options: Any) -> Any:
+            nonlocal held
+            answer = await call(called, *args, **options)
+            if not held and called.__name__ == function and (not name or args[0].startswith(name)):
+                held = True
+                await answered.wait()
+            return answer
+
+        backend.call = slow
+        return answered
 
     # --- publishing and consuming -----------------------------------------------------------------
 

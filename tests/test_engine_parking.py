@@ -98,6 +98,19 @@ def test_a_row_can_halt_and_be_resumed() -> None:
     assert world.drain() == [0, 1]
 
 
+def test_a_parked_event_has_its_order_also_if_it_was_brought_back_from_the_dead_before_a_seek() -> None:
+    world = World()
+    world.publish(*keyed(7, 7))
+    # What a seek leaves behind: the cursor is before an event of which a dead letter waits to be delivered once more.
+    world.store.rows[0] = (Row(0, 7, world.wall_us + 3600 * 1_000_000, 0, 1), "waiting")
+    world.restart(clean=True)
+    assert world.ask(1) == [0]
+    world.nack(0, delay=60)
+    assert world.ask() == []
+    world.wait(60)
+    assert world.drain() == [0, 1]
+
+
 def test_events_without_a_key_are_never_parked() -> None:
     world = World(policy=Policy(window_events=4))
     world.publish(*keyed(None, 7, None, None, None, 8))
