@@ -6,8 +6,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import columns as cols
 from penstock.batch import Batch
 from penstock.hashing import SHORT_MAX, xxh64_short
+from penstock.testing.campaigns.planted.tools import changed
 
 seeds = st.sampled_from([0, 1, 2**64 - 1])
 
@@ -31,11 +33,18 @@ def test_keys_of_one_length_hash_as_the_library_does(length: int) -> None:
     assert hashed(keys, 1) == [xxhash.xxh64_intdigest(key, 1) for key in keys]
 
 
-@given(st.lists(st.none() | st.binary(max_size=60), min_size=1, max_size=20), st.data())
-def test_a_slice_of_a_batch_hashes_its_own_keys_long_or_short(keys: list[bytes | None], data: st.DataObject) -> None:
+@given(
+    st.lists(st.none() | st.binary(max_size=60), min_size=1, max_size=20),
+    st.sampled_from([0, cols.ONE_BY_ONE_MAX]),
+    st.data(),
+)
+def test_a_slice_of_a_batch_hashes_its_own_keys_long_or_short_few_or_many(
+    keys: list[bytes | None], few: int, data: st.DataObject
+) -> None:
     low = data.draw(st.integers(0, len(keys) - 1))
     columns = Batch.build([b""] * len(keys), key=[*keys[:-1], keys[-1] or b"key"]).columns.slice(low)
-    hashes, present = Batch(columns).key_hashes(0)
+    with changed(cols, ONE_BY_ONE_MAX=few):
+        hashes, present = Batch(columns).key_hashes(0)
     expected = [*keys[:-1], keys[-1] or b"key"][low:]
     for number, key in enumerate(expected):
         if key is None:

@@ -51,6 +51,8 @@ BODY_BYTES_MAX: Final = 64 << 20
 SLOTS: Final = 64
 PARTITION_SEED: Final = 0
 SLOT_SEED: Final = 1
+ONE_BY_ONE_MAX: Final = 1_000
+"""So many keys are hashed one by one: below it, a call of the library for each costs less than numpy's for all."""
 
 _BIT: Final = {name: 1 << position for position, name in enumerate(NAMES)}
 _NO_TIME: Final = np.iinfo(np.int64).min
@@ -303,10 +305,11 @@ def key_hashes(batch: pa.RecordBatch, seed: int) -> tuple[npt.NDArray[np.uint64]
         return np.zeros(batch.num_rows, np.uint64), np.zeros(batch.num_rows, np.bool_)
     array = batch.column("key")
     present = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
-    offsets = offsets_of(array).astype(np.int64)
-    lengths = offsets[1:] - offsets[:-1]
-    if lengths.max(initial=0) <= SHORT_MAX:
-        return xxh64_short(_bytes_of(array), offsets[:-1] - offsets[0], lengths, seed), present
+    if len(array) > ONE_BY_ONE_MAX:
+        offsets = offsets_of(array).astype(np.int64)
+        lengths = offsets[1:] - offsets[:-1]
+        if lengths.max(initial=0) <= SHORT_MAX:
+            return xxh64_short(_bytes_of(array), offsets[:-1] - offsets[0], lengths, seed), present
     keys = (array if present is None else array.fill_null(b"")).to_pylist()
     return np.fromiter(map(xxhash.xxh64_intdigest, keys, repeat(seed)), np.uint64, len(array)), present
 

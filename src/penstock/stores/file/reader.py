@@ -155,8 +155,8 @@ class PartitionReader:
             raise _DamageFound(Damage(error.kind, error.file, 0, 0, start, stop, error.detail)) from None
         position = self._locate(file, start, stop)
         while start < stop and not budget.is_spent():
-            wanted = min(max(budget.bytes_left, 0), budget.events_left * file.event_bytes, CHUNK_BYTES_MAX)
-            wanted = max(wanted + CHUNK_BYTES_MIN, CHUNK_BYTES_MIN)
+            events = min(budget.events_left, stop - start)
+            wanted = CHUNK_BYTES_MIN + min(max(budget.bytes_left, 0), events * file.event_bytes, CHUNK_BYTES_MAX)
             for header, content in self._blocks(file, position, start, stop, wanted):
                 position = header.end_position
                 if header.end_offset <= start:
