@@ -182,7 +182,7 @@ def commit_without_fence() -> None:
     commit_of = Committer._commit_of
 
     def unfenced(self: Committer, *arguments: Any) -> Commit:
-        return structs.replace(commit_of(self, *arguments), fence=None)
+        return structs.replace(commit_of(self, *arguments), fences=())
 
     PLANT(Committer, "_commit_of", unfenced)
 

@@ -309,7 +309,7 @@ def test_a_rebuild_keeps_what_is_sound_and_says_what_is_lost(
     assert [row.record for row in again.cursors.settlements(10)] == [b"third"]
     assert again.cursors.settlements(10)[0].number > 3
     # A fence of a lost lease stays stale for ever, and nobody knows how its owner ended.
-    assert commit(again, fence=old.fence) is not None
+    assert commit(again, fences=(old.fence,)) is not None
     new = acquired(again, "old", "b")
     assert new.epoch > old.epoch
     assert new.epoch > clock.time_us() - 10**6

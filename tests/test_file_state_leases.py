@@ -111,9 +111,9 @@ def test_the_fence_of_a_lease_holds_until_somebody_has_it_whatever_became_of_the
     above = acquired(store, "process/1", "p")
     below = acquired(store, "shard", "a", under=above)
     store.leases.release(above)
-    assert commit(store, a_cursor(a_shard(topic), 0), fence=below.fence) is None
+    assert commit(store, a_cursor(a_shard(topic), 0), fences=(below.fence,)) is None
     acquired(store, "shard", "b")
-    assert type(commit(store, a_cursor(a_shard(topic), 0), fence=below.fence)) is Fenced
+    assert type(commit(store, a_cursor(a_shard(topic), 0), fences=(below.fence,))) is Fenced
 
 
 def test_what_a_text_cannot_hold_is_refused_for_leases_under_others_too(store: StateStore) -> None:

@@ -161,6 +161,11 @@ class RangeSet:
         """How many ranges the offsets form."""
         return len(self._starts)
 
+    @property
+    def end(self) -> int:
+        """One beyond the highest offset; 0 if there is none."""
+        return self._stops[-1] if self._stops else 0
+
     def __len__(self) -> int:
         return sum(self._stops) - sum(self._starts)
 

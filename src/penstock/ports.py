@@ -177,8 +177,10 @@ class Cursors(Protocol):
     def commit(self, commits: Sequence[Commit]) -> list[StoreError | None]:
         """Write each commit as a whole; together they cost one sync. One answer per commit.
 
+        What was settled beside other owners is added to the cursor as `penstock.settling.settle` says.
+
         A refused commit is answered with its error, nothing of it is written, and the others go on:
-        `Fenced` for a stale epoch, `StaleCursor` for a cursor that would move back within its
+        `Fenced` for a stale epoch of any of its leases, `StaleCursor` for a cursor that would move back within its
         generation or to a lower one, `BeyondEnd` for one past the end of the log, `StoreFull` for parked
         rows over the limit, `TopicDeleted` and `UnknownSubscription` for what is gone.
         A cursor that goes to a higher generation must follow the one that is there: `StaleCursor` if its number
@@ -247,6 +249,12 @@ class Leases(Protocol):
         this epoch, whoever holds the other; `UsageError` if it is itself under another, or the same.
         """
 
+    def acquire_some(self, names: Sequence[str], owner: str, most: int, *, under: Lease) -> list[Lease]:
+        """Take those of these leases that nobody holds, in this order and at most so many, in one step.
+
+        They are held under another one, as with `acquire`; what this owner holds already counts as held.
+        """
+
     def renew(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         """Prolong those that are still held, in one step; those missing from the answer are lost.
 
@@ -261,6 +269,9 @@ class Leases(Protocol):
 
     def holder(self, name: str) -> Lease | None:
         """Return the lease as it is now held, or None."""
+
+    def held(self, prefix: str) -> list[Lease]:
+        """Return all leases that are held now and whose names begin with this, by name."""
 
 
 # --- entrances and sinks ----------------------------------------------------------------------

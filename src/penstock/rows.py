@@ -1,19 +1,20 @@
 """What passes through the ports: the rows that stores keep, and the answers they give.
 
-All of them are plain values: immutable, comparable, made of numbers, texts, bytes and events. A store may keep them in
-whatever form it likes, as long as they come back equal.
+All of them are plain values: immutable, comparable, made of numbers, texts, bytes and events; but for a `Settling`,
+which also says how its record is made. A store may keep them in whatever form it likes, as long as they
+come back equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from penstock.errors import ProducerRefused, SinkConflict
 from penstock.events import Event
-from penstock.offsets import Range
+from penstock.offsets import Range, RangeSet
 
 Durability = Literal["sync", "os"]
 Compression = Literal["none", "zstd"]
@@ -190,18 +191,37 @@ class Waiting(NamedTuple):
     replay: int
 
 
+class Settling(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of several owners of a shard has settled: added to the cursor, wherever the others have moved it."""
+
+    shard: Shard
+    generation: int
+    """Of the cursor that it was decided by."""
+    settled: RangeSet = msgspec.field(default_factory=RangeSet)
+    """What is settled or parked by this step; any of it may have been before."""
+    attempts: Mapping[int, int | None] = msgspec.field(default_factory=dict)
+    """Attempts at unsettled offsets, as far as this owner has changed them; None for none any more."""
+    record: Callable[[Cursor, Cursor], bytes] | None = None
+    """Returns the settlement record, from the cursor before and after.
+
+    Called by the store in its transaction, and again if that is repeated.
+    """
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a shard, written as a whole or not at all."""
 
     cursors: tuple[Cursor, ...] = ()
+    settling: Settling | None = None
+    """Instead of a cursor, where several owners share one."""
     finished: tuple[Shard, ...] = ()
     """Shards whose cursor is removed: claims that are complete."""
     parked: tuple[Parked, ...] = ()
     """Rows added, or replacing the ones of the same identity: a retry, a death, a resolution."""
     settlement: bytes = b""
     """The settlement record of this step; empty for none."""
-    fence: Fence | None = None
-    """The lease that this step acts for; None only where nobody else can act (external cursors)."""
+    fences: tuple[Fence, ...] = ()
+    """The leases that this step acts for; none only where nobody else can act (external cursors)."""
 
 
 class Settlement(NamedTuple):

@@ -54,14 +54,14 @@ PURGE_ROWS: Final = 500
 class Entry:
     """A step of a seat on its way to the store."""
 
-    __slots__ = ("engine", "fence", "seat", "step")
+    __slots__ = ("engine", "fences", "seat", "step")
 
     def __init__(self, seat: Seat, engine: Engine, step: Step) -> None:
         self.seat = seat
         self.engine = engine
         self.step = step
         # Now: a seat that is lost and taken again meanwhile has another one, under which this step must not be written.
-        self.fence = seat.fence
+        self.fences = () if seat.fence is None else (seat.fence,)
 
 
 class Committer(Loop):
@@ -239,7 +239,7 @@ class Committer(Loop):
             cursors=(cursor,),
             parked=tuple(_parked(seat, park, now_us) for park in step.parks),
             settlement=record_of(seat.shard, step, now_us) if recorded else b"",
-            fence=entry.fence,
+            fences=entry.fences,
         )
 
     async def _purge(self, entries: list[Entry]) -> None:

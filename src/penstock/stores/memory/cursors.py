@@ -18,10 +18,12 @@ from penstock.rows import (
     ParkedState,
     Partition,
     Settlement,
+    Settling,
     Shard,
     Subscription,
     Waiting,
 )
+from penstock.settling import settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,6 +98,8 @@ class MemoryCursors:
     def _commit(self, commit: Commit) -> StoreError | None:
         try:
             self._check(commit)
+            if commit.settling is not None:
+                self._settle(commit.settling)
         except StoreError as error:
             return error
         for cursor in commit.cursors:
@@ -107,13 +111,29 @@ class MemoryCursors:
         for row in commit.parked:
             self._state.parked[row.key] = row
         if commit.settlement:
-            self._last_settlement += 1
-            self._settlements.append(Settlement(self._last_settlement, commit.settlement))
+            self._record(commit.settlement)
         return None
+
+    def _settle(self, settling: Settling) -> None:
+        """Add to a cursor what one of its owners has settled."""
+        shard = settling.shard
+        log = self._state.partition(Partition(shard.log_id, shard.partition))
+        if settling.settled.end > log.end:
+            raise BeyondEnd.at(shard, settling.settled.end, log.first, log.end)
+        before = self._state.cursors.get(shard) or Cursor(shard=shard, next_offset=0)
+        after = settle(before, settling)
+        self._put([after])
+        if settling.record is not None:
+            self._record(settling.record(before, after))
+
+    def _record(self, record: bytes) -> None:
+        self._last_settlement += 1
+        self._settlements.append(Settlement(self._last_settlement, record))
 
     def _check(self, commit: Commit) -> None:
         state = self._state
-        state.check_fence(commit.fence)
+        for fence in commit.fences:
+            state.check_fence(fence)
         for shard in _shards(commit):
             if shard.log_id not in state.topics:
                 raise TopicDeleted(shard.log_id)
@@ -123,7 +143,8 @@ class MemoryCursors:
             self._check_cursor(cursor, recorded=bool(commit.settlement))
         new_rows = {row.key for row in commit.parked} - state.parked.keys()
         state.check_rows(len(state.parked), len(new_rows), "parked")
-        state.check_rows(len(self._settlements), int(bool(commit.settlement)), "settlement")
+        records = bool(commit.settlement) + (commit.settling is not None and commit.settling.record is not None)
+        state.check_rows(len(self._settlements), records, "settlement")
 
     def _check_cursor(self, cursor: Cursor, *, recorded: bool = False) -> None:
         log = self._state.partition(Partition(cursor.shard.log_id, cursor.shard.partition))
@@ -154,6 +175,7 @@ def _shards(commit: Commit) -> list[Shard]:
     """Return the shards that a commit is about."""
     return [
         *(cursor.shard for cursor in commit.cursors),
+        *([] if commit.settling is None else [commit.settling.shard]),
         *commit.finished,
         *(row.shard for row in commit.parked),
     ]
@@ -260,6 +282,12 @@ class MemoryLeases:
             self._state.leases[name] = lease
             return lease
 
+    def acquire_some(self, names: Sequence[str], owner: str, most: int, *, under: Lease) -> list[Lease]:
+        with self._state:
+            free = [name for name in names if self._held(name) is None][:most]
+            self._above("", under)
+            return [lease for name in free if (lease := self.acquire(name, owner, 0.0, under=under)) is not None]
+
     def _above(self, name: str, under: Lease) -> Lease:
         if under.name == name or under.under is not None:
             raise UsageError(f"lease {name!r} cannot be under {under.name!r}: take another that expires by itself")
@@ -291,3 +319,8 @@ class MemoryLeases:
     def holder(self, name: str) -> Lease | None:
         with self._state:
             return self._held(name)
+
+    def held(self, prefix: str) -> list[Lease]:
+        with self._state:
+            names = sorted(name for name in self._state.leases if name.startswith(prefix))
+            return [lease for name in names if (lease := self._held(name)) is not None]

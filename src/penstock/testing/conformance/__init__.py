@@ -25,6 +25,7 @@ from penstock.testing.conformance.notifier import NotifierConformance
 from penstock.testing.conformance.parked import ParkedRowsConformance
 from penstock.testing.conformance.producers import ProducersConformance
 from penstock.testing.conformance.retention import RetentionConformance
+from penstock.testing.conformance.settling import SettlingConformance
 from penstock.testing.conformance.threads import ThreadsConformance
 
 __all__ = ["StoreConformance"]
@@ -35,6 +36,7 @@ class StoreConformance(
     ProducersConformance,
     RetentionConformance,
     CursorsConformance,
+    SettlingConformance,
     ParkedRowsConformance,
     LeasesConformance,
     ScheduleConformance,

@@ -388,15 +388,17 @@ class CursorsConformance(StoreOpening):
         subscribe(store, topic)
         shard = a_shard(topic)
         old = acquired(store, owner="a", seconds=10)
-        assert commit(store, a_cursor(shard, 1), fence=old.fence) is None
+        assert commit(store, a_cursor(shard, 1), fences=(old.fence,)) is None
         clock.advance(11)
         new = acquired(store, owner="b")
-        refused = commit(store, a_cursor(shard, 2), parked=(a_parked(shard, 2),), settlement=b"stale", fence=old.fence)
+        refused = commit(
+            store, a_cursor(shard, 2), parked=(a_parked(shard, 2),), settlement=b"stale", fences=(old.fence,)
+        )
         assert type(refused) is Fenced
         assert loaded(store, topic) == [a_cursor(shard, 1)]
         assert store.parked.page(ParkedFilter(log_id=topic.log_id, subscription="billing")) == []
         assert store.cursors.settlements(10) == []
-        assert commit(store, a_cursor(shard, 3), fence=new.fence) is None
+        assert commit(store, a_cursor(shard, 3), fences=(new.fence,)) is None
 
     def test_a_fence_holds_until_somebody_else_has_the_lease(
         self, store: Store, topic: TopicInfo, partition: Partition, clock: VirtualClock
@@ -406,7 +408,7 @@ class CursorsConformance(StoreOpening):
         lease = acquired(store, seconds=10)
         acquired(store, "another shard", "b")
         clock.advance(3600)  # expired, but nobody could have acted meanwhile
-        assert commit(store, a_cursor(a_shard(topic), 1), fence=lease.fence) is None
+        assert commit(store, a_cursor(a_shard(topic), 1), fences=(lease.fence,)) is None
 
     def test_a_lease_that_its_owner_acquired_again_fences_the_earlier_time(
         self, store: Store, topic: TopicInfo, partition: Partition
@@ -415,8 +417,8 @@ class CursorsConformance(StoreOpening):
         subscribe(store, topic)
         old = acquired(store)
         new = acquired(store)
-        assert type(commit(store, a_cursor(a_shard(topic), 1), fence=old.fence)) is Fenced
-        assert commit(store, a_cursor(a_shard(topic), 1), fence=new.fence) is None
+        assert type(commit(store, a_cursor(a_shard(topic), 1), fences=(old.fence,))) is Fenced
+        assert commit(store, a_cursor(a_shard(topic), 1), fences=(new.fence,)) is None
 
     # --- settlements ---------------------------------------------------------------------------
 

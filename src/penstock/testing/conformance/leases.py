@@ -62,6 +62,52 @@ class LeasesConformance(StoreOpening):
         assert store.leases.holder("lease") == second
         assert store.leases.renew([first], 10) == []
 
+    def test_some_are_acquired_of_those_that_nobody_holds(self, store: Store, clock: VirtualClock) -> None:
+        above = acquired(store, "process/1", "p", 100)
+        names = [f"slot/{number}" for number in range(6)]
+        acquired(store, "slot/1", "b", 100)
+        mine = acquired(store, "slot/2", "a", under=above)
+        expired = acquired(store, "slot/3", "b", 5)
+        clock.advance(6)
+        some = store.leases.acquire_some(names, "a", 3, under=above)
+        assert [lease.name for lease in some] == ["slot/0", "slot/3", "slot/4"]
+        assert [lease.clean for lease in some] == [True, False, True]
+        assert {lease.under for lease in some} == {above.fence}
+        assert some[1].epoch > expired.epoch
+        assert [store.leases.holder(lease.name) for lease in some] == some
+        assert store.leases.holder("slot/2") == mine
+        assert [lease.name for lease in store.leases.acquire_some(names, "c", 10, under=above)] == ["slot/5"]
+        assert store.leases.acquire_some(names, "c", 10, under=above) == []
+        assert store.leases.acquire_some([], "c", 10, under=above) == []
+
+    def test_some_are_not_acquired_under_a_lease_that_is_lost(self, store: Store) -> None:
+        above = acquired(store, "process/1", "p")
+        acquired(store, "process/1", "p")
+        with pytest.raises(LeaseLost):
+            store.leases.acquire_some(["slot/1"], "a", 1, under=above)
+        assert store.leases.holder("slot/1") is None
+
+    def test_some_are_not_acquired_under_one_that_is_under_another(self, store: Store) -> None:
+        above = acquired(store, "process/1", "p")
+        below = acquired(store, "shard", "a", under=above)
+        with pytest.raises(UsageError):
+            store.leases.acquire_some(["slot/1"], "a", 1, under=below)
+
+    def test_those_that_are_held_are_found_by_the_beginning_of_their_names(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        above = acquired(store, "process/1", "p", 10)
+        held = [acquired(store, f"slot/{number}", "a", under=above) for number in (2, 0)]
+        acquired(store, "slot/1", "b", 5)
+        store.leases.release(acquired(store, "slot/3", "b", 5))
+        acquired(store, "slots", "b", 5)
+        assert [lease.name for lease in store.leases.held("slot/")] == ["slot/0", "slot/1", "slot/2"]
+        clock.advance(6)
+        assert store.leases.held("slot/") == sorted(held)
+        assert store.leases.held("other") == []
+        clock.advance(6)
+        assert store.leases.held("") == []
+
     def test_renewing_prolongs_what_is_held(self, store: Store, clock: VirtualClock) -> None:
         leases = [acquired(store, name, "a", 10) for name in ("one", "two")]
         clock.advance(9)

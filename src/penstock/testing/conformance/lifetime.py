@@ -92,6 +92,8 @@ def calls(store: Store, topic: TopicInfo) -> dict[str, Callable[[], object]]:
         "ParkedRows.replay": lambda: parked.replay(rows, 0),
         "ParkedRows.purge": lambda: parked.purge(rows),
         "Leases.acquire": lambda: leases.acquire("another", "a", 10),
+        "Leases.acquire_some": lambda: leases.acquire_some(["some"], "a", 1, under=lease),
+        "Leases.held": lambda: leases.held(""),
         "Leases.renew": lambda: leases.renew([lease], 10),
         "Leases.holder": lambda: leases.holder("lease"),
         "Schedule.add": lambda: schedule.add([scheduled]),
@@ -233,7 +235,7 @@ class LifetimeConformance(StoreOpening):
         clock.advance(11)
         current = acquired(store, owner="b")
         with self.opened_again(store, clock) as again:
-            assert type(commit(again, a_cursor(a_shard(topic), 0), fence=old.fence)) is Fenced
+            assert type(commit(again, a_cursor(a_shard(topic), 0), fences=(old.fence,))) is Fenced
             clock.advance(11)
             assert acquired(again, owner="c").epoch > current.epoch
             assert acquired(again, "released").epoch > released.epoch

@@ -37,8 +37,8 @@ def tell_call(
         assert isinstance(refusals, list)
         for commit, refusal in zip(commits, refusals, strict=True):
             assert isinstance(commit, Commit)
-            if commit.fence is not None:
-                journal.wrote(*commit.fence, _outcome(refusal))
+            for fence in commit.fences:
+                journal.wrote(*fence, _outcome(refusal))
     elif port in {store.schedule, store.manifests, store.parked, store.cursors}:
         for fence in args:
             if isinstance(fence, Fence):

@@ -85,7 +85,7 @@ class _Steps:
             Commit(
                 cursors=(Cursor(shard=shard, next_offset=offset, generation=generation),),
                 settlement=RECORD,
-                fence=self._fence,
+                fences=(self._fence,),
             )
             for shard in shards
         ]

@@ -20,7 +20,8 @@ from penstock.errors import (
     TopicDeleted,
     UnknownSubscription,
 )
-from penstock.rows import Shard
+from penstock.rows import Cursor, Shard
+from penstock.settling import settle
 from penstock.stores.file.state.leases import check_fence
 from penstock.stores.file.state.parked import ParkedKey, parked_values
 from penstock.stores.file.state.payloads import Place
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.offsets import Range
-    from penstock.rows import Commit, Cursor, Fence
+    from penstock.rows import Commit, Fence, Settling
     from penstock.stores.file.state.sealing import Row
 
 SELECT_PARKED = """
@@ -75,6 +76,8 @@ def shards_of(commit: Commit) -> Iterator[Shard]:
     """Return the shards that a commit is about."""
     for cursor in commit.cursors:
         yield cursor.shard
+    if commit.settling is not None:
+        yield commit.settling.shard
     yield from commit.finished
     for row in commit.parked:
         yield row.shard
@@ -125,9 +128,12 @@ class Step:
         answers: list[StoreError | None] = []
         for commit, refers in zip(commits, references, strict=True):
             refusal = self._refusal(commit)
-            answers.append(refusal)
             if refusal is None:
-                self._take(commit, refers)
+                try:
+                    self._take(commit, refers)
+                except (StaleCursor, StoreFull) as stale:
+                    refusal = stale
+            answers.append(refusal)
         self._write_cursors(now)
         if self._generation_raised:
             raise_revision(self._connection)
@@ -154,17 +160,25 @@ class Step:
     # --- refusing ------------------------------------------------------------------------------
 
     def _refusal(self, commit: Commit) -> StoreError | None:
-        fence = commit.fence
-        if fence is not None and not (self._fences.get(fence) or self._is_current(fence)):
-            return Fenced(f"epoch {fence.epoch} of lease {fence.lease!r} is stale: nothing was written")
+        for fence in commit.fences:
+            if not (self._fences.get(fence) or self._is_current(fence)):
+                return Fenced(f"epoch {fence.epoch} of lease {fence.lease!r} is stale: nothing was written")
         for cursor in commit.cursors:
             if (refusal := self._cursor_refusal(cursor, recorded=bool(commit.settlement))) is not None:
                 return refusal
-        if commit.finished or commit.parked:
+        if commit.finished or commit.parked or commit.settling is not None:
             for shard in shards_of(commit):
                 if (refusal := self._shard_refusal(shard)) is not None:
                     return refusal
+        if commit.settling is not None and (refusal := self._settling_refusal(commit.settling)) is not None:
+            return refusal
         return self._room_refusal(commit)
+
+    def _settling_refusal(self, settling: Settling) -> StoreError | None:
+        shard, end = settling.shard, settling.settled.end
+        held = self._bounds[shard.log_id, shard.partition]
+        assert not isinstance(held, TopicDeleted)
+        return BeyondEnd.at(shard, end, held.start, held.stop) if end > held.stop else None
 
     def _cursor_refusal(self, cursor: Cursor, *, recorded: bool) -> StoreError | None:
         shard = cursor.shard
@@ -187,11 +201,16 @@ class Step:
         return None
 
     def _number(self, shard: Shard) -> int:
-        """Return the number of the last record of a shard that has a cursor."""
+        """Return the number of the last record of a shard."""
+        return self._cursor(shard).number
+
+    def _cursor(self, shard: Shard) -> Cursor:
+        """Return the cursor of a shard; one that has none is at the beginning."""
         cursor = self._cursors.get(shard)
         if cursor is None:
-            cursor = cursor_of(CURSORS.checked(self._connection.execute(SELECT_CURSOR, shard).fetchone()))
-        return cursor.number
+            row = None if shard in self._cursors else self._connection.execute(SELECT_CURSOR, shard).fetchone()
+            cursor = Cursor(shard=shard, next_offset=0) if row is None else cursor_of(CURSORS.checked(row))
+        return cursor
 
     def _is_current(self, fence: Fence) -> bool:
         if fence not in self._fences:
@@ -219,11 +238,13 @@ class Step:
         return self._subscriptions[key]
 
     def _room_refusal(self, commit: Commit) -> StoreFull | None:
-        if commit.settlement and len(self._records) >= self._limits.settlements - self._settlements.rows:
+        records = bool(commit.settlement) + (commit.settling is not None and commit.settling.record is not None)
+        if records and len(self._records) + records > self._limits.settlements - self._settlements.rows:
             return self._full("settlement records", self._limits.settlements)
-        new_cursors = len(commit.cursors)
+        new_cursors = len(commit.cursors) + (commit.settling is not None)
         if self._cursors_added + new_cursors > self._limits.cursors - self._cursor_rows.rows:
-            new_cursors = sum(self._position(shard) == NO_CURSOR for shard in {row.shard for row in commit.cursors})
+            written = {row.shard for row in (*commit.cursors, commit.settling) if row is not None}
+            new_cursors = sum(self._position(shard) == NO_CURSOR for shard in written)
             if new_cursors and self._cursors_added + new_cursors > self._limits.cursors - self._cursor_rows.rows:
                 return self._full("cursors", self._limits.cursors)
         if commit.parked:
@@ -238,7 +259,8 @@ class Step:
     # --- taking --------------------------------------------------------------------------------
 
     def _take(self, commit: Commit, references: Sequence[tuple[int, bytes]]) -> None:
-        for cursor in commit.cursors:
+        cursors = commit.cursors if commit.settling is None else (*commit.cursors, self._settle(commit.settling))
+        for cursor in cursors:
             shard = cursor.shard
             position = self._position(shard)
             if position == NO_CURSOR:
@@ -257,6 +279,14 @@ class Step:
             self._parked[row.key] = parked_values(row, version, digest)
         if commit.settlement:
             self._records.append(commit.settlement)
+
+    def _settle(self, settling: Settling) -> Cursor:
+        """Return the cursor with what one of its owners has settled; nothing is taken of a commit that this refuses."""
+        before = self._cursor(settling.shard)
+        after = settle(before, settling)
+        if settling.record is not None:
+            self._records.append(settling.record(before, after))
+        return after
 
     def _parked_now(self, key: ParkedKey) -> Row | None:
         if key in self._parked:

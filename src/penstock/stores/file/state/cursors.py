@@ -194,6 +194,9 @@ class FileCursors:
                     raise UsageError(f"{cursor.shard}: a cursor cannot be at offset {offset}")
                 if offset >= ends.get(key, 0):
                     ends[key] = offset
+            if commit.settling is not None:
+                key = (commit.settling.shard.log_id, commit.settling.shard.partition)
+                ends[key] = max(ends.get(key, 0), commit.settling.settled.end)
             if commit.finished or commit.parked:
                 for shard in shards_of(commit):
                     ends.setdefault((shard.log_id, shard.partition), 0)

@@ -30,13 +30,17 @@ from penstock.stores.file.state.tallies import (
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.stores.file.platform import Platform
     from penstock.stores.file.state.database import Databases
     from penstock.stores.file.state.logview import LogView
 
 SELECT_LEASE = "SELECT name, owner, epoch, expires_at, boot_id, member, clean, crc FROM leases WHERE name = ?"
+SELECT_LEASES = """
+SELECT name, owner, epoch, expires_at, boot_id, member, clean, crc FROM leases
+WHERE name >= ? AND name < ? ORDER BY name
+"""
 REPLACE_LEASE = "REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 NOBODY = ""
@@ -121,29 +125,65 @@ class FileLeases:
             raise UsageError(f"lease {name!r} cannot be under {under.name!r}: take another that expires by itself")
 
         def work(connection: sqlite3.Connection) -> Lease | None:
-            above = None if under is None else self._above(connection, under.fence)
-            if under is not None and above is None:
-                raise LeaseLost(f"lease {under.name!r} is not held with epoch {under.epoch} any more")
+            above = None if under is None else self._required(connection, under)
             last = read_lease(connection, name)
             if last is not None and not last.is_of(owner) and self._held(connection, last):
                 return None
-            tally = read_tally(connection, LEASES)
-            if last is None:
-                self._completeness.check(connection, tally)
-                check_room(tally, 1, OTHER_ROWS_MAX, "the limit of leases")
-                clean = self._unknown_is_clean
-            else:
-                clean = last.owner == NOBODY and bool(last.clean)
-            row = self._row(name, owner, tally.last + 1, seconds, clean=clean)
-            if above is not None:
-                row = row._replace(
-                    owner=json.dumps([owner, above.name], ensure_ascii=False), expires_at=-float(above.epoch)
-                )
-            _write(connection, [row])
-            write_tally(connection, LEASES, Tally(tally.rows + (last is None), row.epoch))
+            [row] = self._take(connection, {name: last}, owner, seconds, above)
             return row.lease(above)
 
         return self._control.write(work)
+
+    def acquire_some(self, names: Sequence[str], owner: str, most: int, *, under: Lease) -> list[Lease]:
+        self._log.check_open()
+        if not owner or under.under is not None or under.name in names:
+            raise UsageError(f"leases need an owner, and can be under {under.name!r} only if it expires by itself")
+
+        def work(connection: sqlite3.Connection) -> list[Lease]:
+            above = self._required(connection, under)
+            free: dict[str, LeaseRow | None] = {}
+            for name in dict.fromkeys(names):
+                if len(free) >= most:
+                    break
+                last = read_lease(connection, name)
+                if last is None or self._held(connection, last) is None:
+                    free[name] = last
+            return [row.lease(above) for row in self._take(connection, free, owner, 0.0, above)]
+
+        return self._control.write(work)
+
+    def _required(self, connection: sqlite3.Connection, under: Lease) -> LeaseRow:
+        above = self._above(connection, under.fence)
+        if above is None:
+            raise LeaseLost(f"lease {under.name!r} is not held with epoch {under.epoch} any more")
+        return above
+
+    def _take(
+        self,
+        connection: sqlite3.Connection,
+        lasts: Mapping[str, LeaseRow | None],
+        owner: str,
+        seconds: float,
+        above: LeaseRow | None,
+    ) -> list[LeaseRow]:
+        """Write leases for a new owner, each with an epoch above all before; of each, the row that there is."""
+        tally = read_tally(connection, LEASES)
+        added = sum(last is None for last in lasts.values())
+        if added:
+            self._completeness.check(connection, tally)
+            check_room(tally, added, OTHER_ROWS_MAX, "the limit of leases")
+        rows = []
+        for epoch, (name, last) in enumerate(lasts.items(), tally.last + 1):
+            clean = self._unknown_is_clean if last is None else last.owner == NOBODY and bool(last.clean)
+            row = self._row(name, owner, epoch, seconds, clean=clean)
+            if above is not None:
+                pair = json.dumps([owner, above.name], ensure_ascii=False)
+                row = row._replace(owner=pair, expires_at=-float(above.epoch))
+            rows.append(row)
+        if rows:
+            _write(connection, rows)
+            write_tally(connection, LEASES, Tally(tally.rows + added, rows[-1].epoch))
+        return rows
 
     def renew(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         self._log.check_open()
@@ -180,6 +220,16 @@ class FileLeases:
         def work(connection: sqlite3.Connection) -> Lease | None:
             row = read_lease(connection, name)
             return None if row is None else self._held(connection, row)
+
+        return self._control.read(work)
+
+    def held(self, prefix: str) -> list[Lease]:
+        self._log.check_open()
+
+        def work(connection: sqlite3.Connection) -> list[Lease]:
+            rows = connection.execute(SELECT_LEASES, (prefix, f"{prefix}\U0010ffff")).fetchall()
+            found = (LeaseRow(*LEASES.checked(row)) for row in rows)
+            return [lease for row in found if (lease := self._held(connection, row)) is not None]
 
         return self._control.read(work)
 

@@ -338,7 +338,7 @@ def record_left_out() -> AbstractContextManager[None]:
 
 def commit_without_a_fence() -> AbstractContextManager[None]:
     """Write progress without saying under which lease."""
-    return _with_other_commits(fence=lambda _commit: None)
+    return _with_other_commits(fences=lambda _commit: ())
 
 
 # --- who has a shard ------------------------------------------------------------------------------

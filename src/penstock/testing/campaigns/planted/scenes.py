@@ -89,7 +89,7 @@ def a_stale_lease(scene: Scene) -> str | None:
     scene.machine.clock.advance(2.0)
     assert lease is not None
     assert scene.open().leases.acquire("lease", "another", 1.0) is not None
-    return None if scene.commit(1, fence=lease.fence) is not None else "a commit under a stale lease was taken"
+    return None if scene.commit(1, fences=(lease.fence,)) is not None else "a commit under a stale lease was taken"
 
 
 # --- cursors --------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ class Actor:
     def settle(self, partition: Partition, position: int, fence: Fence | None = None) -> Answered:
         """Commit the cursor of a partition."""
         shard = Shard(partition.log_id, SUBSCRIPTION, 0, partition.number)
-        commit = Commit(cursors=(Cursor(shard=shard, next_offset=position),), fence=fence)
+        commit = Commit(cursors=(Cursor(shard=shard, next_offset=position),), fences=() if fence is None else (fence,))
 
         def work() -> None:
             [refusal] = self.store.cursors.commit([commit])

@@ -48,7 +48,7 @@ class Witness:
         """Take a commit before it is made: its process may die in the middle of it."""
         for cursor in commit.cursors:
             self._tell_cursor(cursor, Outcome.UNKNOWN)
-            if commit.fence is None and cursor.generation:
+            if not commit.fences and cursor.generation:
                 self.began[cursor.shard.partition, cursor.generation] = cursor.next_offset
         if commit.settlement:
             record = decode_record(commit.settlement)
@@ -62,8 +62,8 @@ class Witness:
     def answered(self, commit: Commit, answer: StoreError | None) -> None:
         """Take what became of it."""
         outcome = Outcome.OK if answer is None else Outcome.FAILED
-        if commit.fence is not None:
-            self._journal.wrote(*commit.fence, outcome)
+        for fence in commit.fences:
+            self._journal.wrote(*fence, outcome)
         if answer is None:
             for cursor in commit.cursors:
                 self._tell_cursor(cursor, outcome)
