@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.lanes import Lanes
     from penstock.engine.messages import FetchedRow, Offsets, Park, Row
+    from penstock.engine.share import Slots
 
 FETCHING: Final = 5
 """Asked for. The other states of a row are those of an event in memory."""
@@ -256,11 +257,15 @@ class Aside:
                 found.append(self._rows[offset])
         return found
 
-    def choose(self, events_max: int, bytes_max: int, lanes: Lanes, *, singly: bool) -> list[Waiting]:
+    def choose(
+        self, events_max: int, bytes_max: int, lanes: Lanes, *, singly: bool, slots: Slots | None = None
+    ) -> list[Waiting]:
         """Return what can be handed over, in order; several of a lane together unless asked for singly."""
         if not self._in_memory or events_max <= 0:
             return []
         offsets = sorted(self._in_memory)
+        if slots is not None:
+            offsets = [offset for offset in offsets if slots[self._rows[offset].row.slot]]
         bars = lanes.bars(self._rows[offset].row.lane for offset in offsets)
         chosen: list[Waiting] = []
         ahead: defaultdict[int, int] = defaultdict(int)
@@ -302,6 +307,10 @@ class Aside:
         """Let it be as if nobody had ever had it: an ack of it would be a mistake."""
         waiting.hand = 0
         self._had.discard(waiting.row.offset)
+
+    def of_slots(self, slots: Slots) -> list[Waiting]:
+        """Return the rows of these slots."""
+        return [waiting for waiting in self._rows.values() if slots[waiting.row.slot]]
 
     def in_hand(self, hand: int | None = None) -> list[Waiting]:
         """Return the rows that a hand holds, or all that are held."""

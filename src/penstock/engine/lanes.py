@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.engine.pages import Rows
+    from penstock.engine.share import Slots
 
 FEW: Final = 64
 """numpy finds out about so few lanes faster than Python does."""
@@ -47,9 +48,11 @@ def _behind(
 class Lanes:
     """The order of what is in memory, and of what waits aside: of each lane, `aside` has the first offset parked."""
 
-    def __init__(self, pages: Pages, aside: Mapping[int, int]) -> None:
+    def __init__(self, pages: Pages, aside: Mapping[int, int], *, slotted: bool = False) -> None:
         self._pages = pages
         self._aside = aside
+        self._slotted = slotted
+        """Whether what is chosen may be limited to some slots."""
         self._queues: Queues | None = None
 
     def freed(self, lane: int) -> None:
@@ -60,9 +63,16 @@ class Lanes:
     # --- choosing -----------------------------------------------------------------------------
 
     def choose(
-        self, events_max: int, bytes_max: int, *, singly: bool, until: int | None = None, first: bool = True
+        self,
+        events_max: int,
+        bytes_max: int,
+        *,
+        singly: bool,
+        slots: Slots | None = None,
+        until: int | None = None,
+        first: bool = True,
     ) -> list[Some]:
-        """Return what can be handed over now, in order, and nothing from `until` on.
+        """Return what can be handed over now, in order, only of these slots, and nothing from `until` on.
 
         There may be several events of a lane, unless they are asked for singly. If `first`, one event is chosen however
         large it is.
@@ -71,13 +81,15 @@ class Lanes:
             return []
         if singly:
             if self._queues is None or self._queues.stale:
-                self._queues = Queues(self._pages, self._aside)
+                self._queues = Queues(self._pages, self._aside, slotted=self._slotted)
                 self._pages.watcher = self._queues
-            return self._queues.choose(events_max, bytes_max, until=until, first=first)
+            return self._queues.choose(events_max, bytes_max, slots=slots, until=until, first=first)
         self._queues = self._pages.watcher = None
-        return self._choose_together(events_max, bytes_max, until=until, first=first)
+        return self._choose_together(events_max, bytes_max, slots=slots, until=until, first=first)
 
-    def _choose_together(self, events_max: int, bytes_max: int, *, until: int | None, first: bool) -> list[Some]:
+    def _choose_together(
+        self, events_max: int, bytes_max: int, *, slots: Slots | None, until: int | None, first: bool
+    ) -> list[Some]:
         chosen: list[Some] = []
         barred = self._held_lanes() if self._pages.held else None
         delayed = self._first_delayed() if self._pages.delayed else {}
@@ -90,6 +102,9 @@ class Lanes:
             if until is not None and until < page.stop:
                 rows = Some(page, rows).indexes
                 rows = rows[rows < until - page.start]
+            if slots is not None:
+                rows = Some(page, rows).indexes
+                rows = rows[slots[page.slots[rows]]]
             if barred is not None or delayed or self._aside:
                 rows = self._of_free_lanes(page, rows, barred, delayed)
             free = Some(page, rows)
@@ -173,8 +188,11 @@ class Lanes:
         found = [self.behind_parked(Some(page, slice(0, page.size))) for page in self._pages if not page.keyless]
         return [some for some in found if some.size]
 
-    def blocked(self, limit: int) -> list[Some]:
-        """Return delayed events, and ready ones that wait behind others: the first of them, none without a key."""
+    def blocked(self, limit: int, slots: Slots | None = None) -> list[Some]:
+        """Return delayed events, and ready ones that wait behind others: the first of them, none without a key.
+
+        With `slots`, all of other slots, too: they wait for another consumer.
+        """
         barred = self._held_lanes() if self._pages.held else None
         delayed = self._first_delayed()
         found = []
@@ -191,6 +209,8 @@ class Lanes:
             for first in (delayed, self._aside):
                 if first:
                     stuck |= _behind(page, rows, lanes, first)
+            if slots is not None:
+                stuck |= ~slots[page.slots[rows]]
             stuck &= lanes != page.lane
             rows = rows[stuck][:limit]
             if len(rows):
@@ -221,12 +241,16 @@ class Queues:
     drops those that must wait after all: whatever they wait for makes them candidates again.
     """
 
-    def __init__(self, pages: Pages, aside: Mapping[int, int]) -> None:
+    def __init__(self, pages: Pages, aside: Mapping[int, int], *, slotted: bool = False) -> None:
         self._pages = pages
         self._aside = aside
         self._queues: dict[int, deque[int]] = {}
         self._held: dict[int, int] = {}
-        self._candidates: list[int] = []
+        self._slotted = slotted
+        self._candidates: dict[int, list[int]] = {}
+        """By slot, lowest first; all under 0 if slots do not matter."""
+        self._slot_of: dict[int, int] = {}
+        """Of lanes that have a queue, if slots matter."""
         self._chosen: set[int] = set()
         self._gone = 0
         """How many in the queues are gone; a first one never is."""
@@ -247,14 +271,19 @@ class Queues:
         self._take(page, np.arange(first, page.size))
 
     def _take(self, page: Page, rows: NDArray[np.int64]) -> None:
-        queues, candidates = self._queues, self._candidates
+        queues = self._queues
+        if self._slotted:
+            self._slot_of.update(zip(page.lanes[rows].tolist(), page.slots[rows].tolist(), strict=True))
         for offset, lane in zip((rows + page.start).tolist(), page.lanes[rows].tolist(), strict=True):
             queue = queues.get(lane)
             if queue is None:
                 queues[lane] = deque((offset,))
-                heapq.heappush(candidates, offset)
+                self._push(lane, offset)
             else:
                 queue.append(offset)
+
+    def _push(self, lane: int, offset: int) -> None:
+        heapq.heappush(self._candidates.setdefault(self._slot_of.get(lane, 0), []), offset)
 
     def moved(self, page: Page, row: int, before: int, to: int) -> None:
         """Follow an event to another state."""
@@ -290,21 +319,28 @@ class Queues:
                 self._gone -= 1
             if not queue:
                 del self._queues[lane]
+                self._slot_of.pop(lane, None)
                 return
-        heapq.heappush(self._candidates, queue[0])
+        self._push(lane, queue[0])
 
     # --- choosing -----------------------------------------------------------------------------
 
-    def choose(self, events_max: int, bytes_max: int, *, until: int | None, first: bool) -> list[Some]:
+    def choose(
+        self, events_max: int, bytes_max: int, *, slots: Slots | None, until: int | None, first: bool
+    ) -> list[Some]:
         """Return what can be handed over, one of a lane at most; see `Lanes.choose`."""
-        candidates = self._candidates
         for offset in self._chosen:  # by the last call, and not handed over after it
-            heapq.heappush(candidates, offset)
+            at = self._pages.at(offset)
+            if at is not None:
+                self._push(int(at[0].lanes[at[1]]), offset)
         self._chosen.clear()
         rows: dict[Page, list[int]] = {}
         left = events_max
-        while candidates and left:
-            offset = candidates[0]
+        heaps = self._candidates
+        tops = [(heap[0], slot) for slot, heap in heaps.items() if heap and (slots is None or slots[slot])]
+        heapq.heapify(tops)
+        while tops and left:
+            offset, slot = tops[0]
             if until is not None and offset >= until:
                 break
             at = None if offset in self._chosen else self._free(offset)
@@ -316,7 +352,12 @@ class Queues:
                 left -= 1
                 rows.setdefault(page, []).append(row)
                 self._chosen.add(offset)
-            heapq.heappop(candidates)
+            heap = heaps[slot]
+            heapq.heappop(heap)
+            if heap:
+                heapq.heapreplace(tops, (heap[0], slot))
+            else:
+                heapq.heappop(tops)
         return [Some(page, np.array(found, np.int64)) for page, found in rows.items()]
 
     def _free(self, offset: int) -> tuple[Page, int] | None:

@@ -36,10 +36,10 @@ class Now(NamedTuple):
 class Chunk:
     """A range of events that was read: columns, and where their payloads are.
 
-    Lanes, sizes and expiries are computed when they are first needed, which they mostly are not.
+    Lanes, slots, sizes and expiries are computed when they are first needed, which they mostly are not.
     """
 
-    __slots__ = ("_lanes", "_sizes", "appended_at", "expiries", "keyless", "nbytes", "source", "span")
+    __slots__ = ("_lanes", "_sizes", "_slots", "appended_at", "expiries", "keyless", "nbytes", "source", "span")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Chunk:
         nbytes: int,
         sizes: Callable[[], NDArray[np.int64]],
         lanes: Callable[[], NDArray[np.int64]] | None,
+        slots: Callable[[], NDArray[np.int64]] | None = None,
         expiries: NDArray[np.int64] | None,
         appended_at: NDArray[np.int64],
         source: Any,
@@ -57,6 +58,7 @@ class Chunk:
         """The sum of `sizes`."""
         self._sizes: NDArray[np.int64] | Callable[[], NDArray[np.int64]] = sizes
         self._lanes: NDArray[np.int64] | Callable[[], NDArray[np.int64]] | None = lanes
+        self._slots: NDArray[np.int64] | Callable[[], NDArray[np.int64]] | None = slots
         self.keyless = lanes is None
         """No event of it has a key: all are of the partition's own lane."""
         self.expiries = expiries
@@ -79,6 +81,14 @@ class Chunk:
         elif not isinstance(self._lanes, np.ndarray):
             self._lanes = self._lanes()
         return self._lanes
+
+    def slots(self, keyless: int) -> NDArray[np.int64]:
+        """Return the slot of each event, which says who it is for; `keyless` is that of events without a key."""
+        if self._slots is None:
+            self._slots = np.full(len(self.span), keyless, np.int64)
+        elif not isinstance(self._slots, np.ndarray):
+            self._slots = self._slots()
+        return self._slots
 
 
 class Failure(NamedTuple):
@@ -122,12 +132,16 @@ class LogTrimmed(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """The consumer has credit."""
+    """A consumer has credit."""
 
     events_max: int
     bytes_max: int
     singly: bool = False
     """Events are handed over one by one, each with a hand of its own; at most one of a lane at a time."""
+    consumer: int = 0
+    """Which one, where there are several."""
+    slots: NDArray[np.bool_] | None = None
+    """Which slots it is for; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +198,7 @@ class Row(NamedTuple):
     """In microseconds of the wall clock."""
     attempts: int
     replay: int
+    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +243,29 @@ class PolicyChanged:
 class ConsumerLeft(NamedTuple):
     """Whoever held events holds none any more: what was not settled is given back, uncounted."""
 
+    consumer: int | None = None
+    """Which one; None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """These slots are to go to another owner: nothing more of them is handed over. Replaces what was said before."""
+
+    slots: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """These slots have another owner: whatever is not settled of them is not this one's any more."""
+
+    slots: NDArray[np.bool_]
+
+
+class CursorSeen(NamedTuple):
+    """The cursor that this owner shares with others is here by now."""
+
+    next_offset: int
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -245,7 +283,7 @@ class NotWritten:
 
 Input: TypeAlias = (
     HeadMoved | ReadDone | ReadFailed | LogTrimmed | Ask | Ack | Nack | GiveBack | Started | Extend | Tick | Fetched
-    | FetchFailed | RowsSeen | PolicyChanged | ConsumerLeft | Written | NotWritten
+    | FetchFailed | RowsSeen | PolicyChanged | ConsumerLeft | Leaving | Left | CursorSeen | Written | NotWritten
 )  # fmt: skip
 
 
@@ -343,3 +381,5 @@ class Step:
     """How many were acked within 1, 2, 4, … microseconds of their append; the last one counts all that took longer."""
     retried: int
     """How many of the settled ones had failed before."""
+    changed_attempts: dict[int, int | None] = field(default_factory=dict)
+    """Attempts that are not as they were written, for a cursor that is shared; None for none any more."""

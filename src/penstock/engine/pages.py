@@ -95,6 +95,7 @@ class Page:
         "_expiries",
         "_lanes",
         "_sizes",
+        "_slots",
         "chunks",
         "delayed",
         "expires_at",
@@ -107,15 +108,16 @@ class Page:
         "nbytes",
         "ready",
         "size",
+        "slot",
         "start",
         "state",
         "stop",
     )
 
-    def __init__(self, chunk: Chunk, lane: int) -> None:
+    def __init__(self, chunk: Chunk, lane: int, slot: int) -> None:
         self.chunks = [chunk]
-        self.lane = lane
-        """The lane of events without a key."""
+        self.lane, self.slot = lane, slot
+        """The lane of events without a key, and their slot."""
         self.keyless = chunk.keyless
         self.start, self.stop = chunk.span.start, chunk.span.stop
         self.nbytes = chunk.nbytes
@@ -130,6 +132,7 @@ class Page:
         self.gone_bytes = 0
         """Of events that are gone, and still in memory."""
         self._lanes: NDArray[np.int64] | None = None
+        self._slots: NDArray[np.int64] | None = None
         self._sizes: NDArray[np.int64] | None = None
         self._appended_at: NDArray[np.int64] | None = None
         self._expiries: NDArray[np.int64] | None = None
@@ -166,6 +169,8 @@ class Page:
         # Columns that are in use grow; those that are not are made when they are.
         if self._lanes is not None:
             self._lanes = np.concatenate((self._lanes, chunk.lanes(self.lane)))
+        if self._slots is not None:
+            self._slots = np.concatenate((self._slots, chunk.slots(self.slot)))
         if self._sizes is not None:
             self._sizes = np.concatenate((self._sizes, chunk.sizes()))
         if self._appended_at is not None:
@@ -179,6 +184,13 @@ class Page:
         if self._lanes is None:
             self._lanes = _joined([chunk.lanes(self.lane) for chunk in self.chunks])
         return self._lanes
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """The slot of each event."""
+        if self._slots is None:
+            self._slots = _joined([chunk.slots(self.slot) for chunk in self.chunks])
+        return self._slots
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -282,9 +294,9 @@ class Watcher(Protocol):
 class Pages:
     """The pages of a shard, by offset."""
 
-    def __init__(self, lane: int) -> None:
-        self.lane = lane
-        """The lane of events without a key."""
+    def __init__(self, lane: int, slot: int = 0) -> None:
+        self.lane, self.slot = lane, slot
+        """The lane of events without a key, and their slot."""
         self._pages: list[Page] = []
         self._starts: list[int] = []
         self._touched: set[Page] = set()
@@ -311,7 +323,7 @@ class Pages:
         if page is not None and page.fits(chunk):
             page.join(chunk)
         else:
-            page = Page(chunk, self.lane)
+            page = Page(chunk, self.lane, self.slot)
             self._pages.append(page)
             self._starts.append(page.start)
         count = len(chunk.span)

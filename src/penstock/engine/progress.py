@@ -16,7 +16,7 @@ from penstock.engine.states import Outcome
 from penstock.offsets import Bitmap, Range, RangeSet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -37,6 +37,9 @@ class Progress:
         self.attempts = dict(attempts)
         """Attempts that were made, for unsettled events that had one; 0 marks a suspect that is tried in a group."""
         self.generation = generation
+        self._attempts_written = dict(attempts)
+        self._forgotten: set[int] = set()
+        """What was found to be others' while a step was written."""
         self._number = number
         self._begin = next_offset
         self._reset()
@@ -123,6 +126,21 @@ class Progress:
             gone = [offset for offset in attempts if offset in wanted]
         return sum(attempts.pop(offset) > 0 for offset in gone)
 
+    def pass_over(self, offsets: Offsets) -> None:
+        """Let the cursor of this owner pass what is not its own, in memory only: others settle it."""
+        if isinstance(offsets, Range):
+            self.bitmap.set_range(offsets)
+        else:
+            self.bitmap.set_many(offsets)
+        self.bitmap.advance()
+
+    def forget(self, offsets: Iterable[int]) -> None:
+        """Forget attempts at what is not this owner's: they are others' to count."""
+        for offset in offsets:
+            if self.attempts.pop(offset, None) is not None:
+                self._attempts_written.pop(offset, None)
+                self._forgotten.add(offset)
+
     def park(self, park: Park) -> None:
         """Write a row with the next step."""
         self.parks[park.row.offset] = park
@@ -170,6 +188,7 @@ class Progress:
             next_offset=self.next_offset,
             settled=self.bitmap.to_bytes() if self.bitmap.count else b"",
             attempts=dict(self.attempts),
+            changed_attempts=self._changed_attempts(),
             parks=tuple(self.parks.values()),
             outcomes=dict(self._outcomes),
             latencies=tuple(self._latencies),
@@ -179,10 +198,24 @@ class Progress:
         self._reset()
         return step
 
+    def _changed_attempts(self) -> dict[int, int | None]:
+        before, now = self._attempts_written, self.attempts
+        if not before and not now:
+            return {}
+        changed: dict[int, int | None] = {offset: made for offset, made in now.items() if before.get(offset) != made}
+        changed.update((offset, None) for offset in before if offset not in now)
+        return changed
+
     def written(self, step: Step) -> None:
         """Note that a step is on the medium."""
         assert step is self._writing, "a step is told as written that is not being written"
         self._writing = None
+        for offset, made in step.changed_attempts.items():
+            if made is None:
+                self._attempts_written.pop(offset, None)
+            elif offset not in self._forgotten:
+                self._attempts_written[offset] = made
+        self._forgotten.clear()
         self._number = step.number
         self._begin = step.next_offset
 

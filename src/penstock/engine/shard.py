@@ -21,6 +21,7 @@ from penstock.engine.messages import (
     Ack,
     Ask,
     ConsumerLeft,
+    CursorSeen,
     Declare,
     Extend,
     Failure,
@@ -30,6 +31,8 @@ from penstock.engine.messages import (
     GiveBack,
     Halted,
     HeadMoved,
+    Leaving,
+    Left,
     LogTrimmed,
     Nack,
     NotWritten,
@@ -45,6 +48,7 @@ from penstock.engine.pages import DELAYED, READY
 from penstock.engine.progress import Progress
 from penstock.engine.rate import Rate
 from penstock.engine.reading import Reading
+from penstock.engine.share import Share
 from penstock.engine.states import Outcome
 from penstock.engine.suspects import Suspects
 from penstock.engine.work import Work
@@ -54,8 +58,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from penstock.engine.messages import Deliver, Input, Now, Offsets, Output, Row, Step
+    from penstock.engine.messages import Chunk, Deliver, Input, Now, Offsets, Output, Row, Step
     from penstock.engine.policy import Policy
+    from penstock.engine.share import Slots
 
 STUCK_SECONDS: Final = 1.0
 """A window that is full of blocked lanes for so long is relieved by parking what is blocked."""
@@ -66,7 +71,10 @@ UNWRITTEN_EVENTS_MAX: Final = 1 << 18
 
 
 class Shard:
-    """One shard, from the cursor that was loaded on. `clean`: whoever had it before left nothing in flight."""
+    """One shard, from the cursor that was loaded on. `clean`: whoever had it before left nothing in flight.
+
+    With `slots` it has only events of these slots, and shares the cursor with the owners of the others.
+    """
 
     def __init__(
         self,
@@ -83,14 +91,20 @@ class Shard:
         head: int,
         now: Now,
         rate: Rate | None = None,
+        slots: Slots | None = None,
     ) -> None:
         self.progress = Progress(
             next_offset=next_offset, settled=settled, attempts=attempts or {}, generation=generation, number=number
         )
         self.last_dispatched = -1
         """The highest offset that was handed over; -1 if none was."""
-        self._work = Work(self.progress, lane=partition, rows=rows, policy=policy, now=now, clean=clean)
+        self.share = Share(partition, slots)
+        self._work = Work(
+            self.progress, lane=partition, share=self.share, rows=rows, policy=policy, now=now, clean=clean
+        )
         self._reading = Reading(self.progress.next_offset, head)
+        self._shared_offset = self.progress.next_offset
+        """Where the cursor is that is shared with other owners, as far as it is known."""
         # A consumer's shards share one.
         self._rate = rate or Rate(policy.rate_per_second, now.monotonic)
         self._fetch_at = 0.0
@@ -101,10 +115,13 @@ class Shard:
         self._admitted = 0
         """Gaps below this offset were told, and somebody has said to go on."""
         self._stuck_since: float | None = None
+        self._stuck_slots: Slots | None = None
+        """Of whom it was that asked, and got nothing."""
         self._dirty_since: float | None = None
         self._urgent = False
         self._out: list[Output] = []
         self._suspects = None if clean else Suspects(self._work, self._suspected_until())
+        self._suspects_left = policy.window_events + policy.checkpoint_events - 1
 
     def _suspected_until(self) -> int:
         """Return where suspects end: as many unsettled events as a window holds were in flight, at most."""
@@ -112,6 +129,8 @@ class Shard:
         left = self.policy.window_events + self.policy.checkpoint_events - 1
         begin = self.next_offset
         reach = max(min(self.head, begin + Bitmap.LIMIT), begin)
+        if not self.share.whole:
+            return reach  # how many of these are its own is seen when they are read
         for span in self.progress.bitmap.unset_in(Range(begin, reach)):
             if len(span) >= left:
                 return span.start + left
@@ -160,6 +179,11 @@ class Shard:
     def parked(self) -> int:
         """How many events wait aside."""
         return len(self._work.aside)
+
+    @property
+    def busy_slots(self) -> Slots:
+        """Of which slots something is handed over."""
+        return self._work.busy_slots()
 
     @property
     def halted(self) -> Halted | None:
@@ -291,7 +315,8 @@ class Shard:
         nbytes = min(policy.window_bytes - pages.open_bytes, policy.read_bytes)
         if nbytes < min(policy.read_bytes, (policy.window_bytes + 1) // 2):
             return 0, 0
-        return max(min(events, self.progress.next_offset + Bitmap.LIMIT - self._reading.position), 0), nbytes
+        begin = min(self.progress.next_offset, self._shared_offset) if self.share.shared else self.progress.next_offset
+        return max(min(events, begin + Bitmap.LIMIT - self._reading.position), 0), nbytes
 
     def _relieve(self) -> None:
         """Park what is blocked, if it has filled the window for long, so that other lanes go on."""
@@ -300,7 +325,7 @@ class Shard:
             self._stuck_since = None
         elif work.now.monotonic >= self._stuck_since + STUCK_SECONDS:
             self._stuck_since = None
-            for some in work.lanes.blocked(min(OVERFLOW_ROWS, work.room_aside)):
+            for some in work.lanes.blocked(min(OVERFLOW_ROWS, work.room_aside), self._stuck_slots):
                 work.set_aside(some)
 
     def _is_full(self) -> bool:
@@ -317,9 +342,18 @@ class Shard:
         for item in self._reading.done(told):
             if not isinstance(item, Gap):
                 self._reading.passed(item.span.stop)
-                self._work.take(item)
+                self._take(item)
             elif not self._lose(item):
                 break
+
+    def _take(self, chunk: Chunk) -> None:
+        before = self._work.pages.open
+        self._work.take(chunk)
+        if self._suspects is not None and not self.share.whole and chunk.span.stop <= self._suspects.until:
+            # As many of its own as a window holds were in flight, at most.
+            self._suspects_left -= self._work.pages.open - before
+            if self._suspects_left <= 0:
+                self._suspects.until = chunk.span.stop
 
     def _on_read_failed(self, told: ReadFailed) -> None:
         self._reading.failed(told.retry_at)
@@ -335,6 +369,8 @@ class Shard:
         False if they reach too far ahead of the cursor for now, or if somebody has to say first that it may go on.
         """
         progress = self.progress
+        if not self.share.has_holes:
+            return self._pass_hole(gap)
         if self.policy.exhausted == "halt" and gap.stop > self._admitted:
             if self._hole is None:
                 self._hole, self._hole_end = Halted(gap.start, Failure("Gap", str(gap))), gap.stop
@@ -350,6 +386,14 @@ class Shard:
             self._reading.passed(at)
         return at == gap.stop
 
+    def _pass_hole(self, gap: Gap) -> bool:
+        """Go on behind a hole that another owner settles, as far as may be for now."""
+        stop = min(gap.stop, self.progress.next_offset + Bitmap.LIMIT)
+        if stop > gap.start:
+            self.progress.pass_over(Range(gap.start, stop))
+            self._reading.passed(stop)
+        return stop >= gap.stop
+
     # --- handing over -------------------------------------------------------------------------
 
     def _on_ask(self, told: Ask) -> None:
@@ -364,11 +408,11 @@ class Shard:
             return
         if self._suspects is not None and not self._hand_over_suspects(told, self._suspects):
             return
-        handed = work.hand_over(work.choose(told), singly=told.singly)
+        handed = work.hand_over(work.choose(told), singly=told.singly, consumer=told.consumer)
         if handed is not None:
             self._tell_handed(handed)
         elif self._stuck_since is None and (work.pages.ready or work.pages.delayed) and self._is_full():
-            self._stuck_since = work.now.monotonic
+            self._stuck_since, self._stuck_slots = work.now.monotonic, told.slots
 
     def _tell_handed(self, handed: Deliver) -> None:
         self._rate.take(sum(len(piece.offsets) for piece in handed.pieces))
@@ -380,7 +424,7 @@ class Shard:
 
     def _hand_over_suspects(self, told: Ask, suspects: Suspects) -> bool:
         """Hand over what may be of the suspects; True if they are all through."""
-        handed = self._work.hand_over(suspects.choose(told), singly=told.singly)
+        handed = self._work.hand_over(suspects.choose(told), singly=told.singly, consumer=told.consumer)
         if handed is not None:
             self._tell_handed(handed)
             return False
@@ -389,7 +433,7 @@ class Shard:
         reading = self._reading
         all_read = reading.position >= min(suspects.until, reading.head) or self._is_full()
         all_read &= self._fetch_at <= self._work.now.monotonic
-        if suspects.ask(singly=told.singly, all_read=all_read):
+        if suspects.ask(told, all_read=all_read):
             self._urgent = True
             return False
         self._suspects = None
@@ -406,8 +450,18 @@ class Shard:
     def _on_give_back(self, told: GiveBack) -> None:
         self._work.give_back(told.hand, _ascending(told.offsets))
 
-    def _on_left(self, _told: ConsumerLeft) -> None:
-        self._work.give_all_back()
+    def _on_consumer_left(self, told: ConsumerLeft) -> None:
+        self._work.give_all_back(told.consumer)
+
+    def _on_leaving(self, told: Leaving) -> None:
+        self.share.leave(told.slots)
+
+    def _on_left(self, told: Left) -> None:
+        assert not (self._work.busy_slots() & told.slots).any(), "slots go to another owner while they are in hand"
+        self._work.drop(told.slots)
+
+    def _on_cursor(self, told: CursorSeen) -> None:
+        self._shared_offset = max(self._shared_offset, told.next_offset)
 
     def _on_started(self, told: Started) -> None:
         seconds = self.policy.timeout_seconds
@@ -463,7 +517,10 @@ class Shard:
         Ack: _on_ack,
         Nack: _on_nack,
         GiveBack: _on_give_back,
-        ConsumerLeft: _on_left,
+        ConsumerLeft: _on_consumer_left,
+        Leaving: _on_leaving,
+        Left: _on_left,
+        CursorSeen: _on_cursor,
         Started: _on_started,
         Extend: _on_extend,
         Tick: _on_tick,

@@ -25,6 +25,7 @@ from penstock.engine.work import Choice
 if TYPE_CHECKING:
     from penstock.engine.aside import Waiting
     from penstock.engine.messages import Ask, Row, Step
+    from penstock.engine.share import Slots
     from penstock.engine.work import Work
 
 GROUP: Final = 64
@@ -51,10 +52,11 @@ class Suspects:
         granted = self._granted
         if not granted:
             return Choice([], [])
-        rows = self._rows_in_turn(granted, singly=ask.singly)[: ask.events_max]
+        slots = self._work.share.offered(ask.slots)
+        rows = self._rows_in_turn(granted, slots, singly=ask.singly)[: ask.events_max]
         left = ask.events_max - len(rows)
         somes = []
-        for some in self._work.lanes.choose(GROUP, ask.bytes_max, singly=ask.singly, until=self.until):
+        for some in self._work.lanes.choose(GROUP, ask.bytes_max, singly=ask.singly, slots=slots, until=self.until):
             mine = self._in_turn(some)[:left]
             left -= len(mine)
             if mine:
@@ -64,27 +66,40 @@ class Suspects:
             granted.difference_update((some.indexes + some.page.start).tolist())
         return Choice(rows, somes)
 
-    def ask(self, *, singly: bool, all_read: bool) -> bool:
+    def ask(self, ask: Ask, *, all_read: bool) -> bool:
         """Mark the next group, and wait until that is written; False if all are through."""
-        work = self._work
+        work, singly = self._work, ask.singly
         if self._asked or self._asked_rows or work.in_flight:
+            return True
+        if self._granted and ask.slots is not None and self._are_for_others(self._granted, singly=singly):
             return True
         # Whatever is granted now has gone in another way: it expired, or its lane waits for one that failed.
         self._granted.clear()
-        if rows := self._rows_in_turn(self._rows, singly=singly):
+        slots = work.share.offered(ask.slots)
+        if rows := self._rows_in_turn(self._rows, slots, singly=singly):
             self._mark_rows(rows[:GROUP])
             return True
-        somes = work.lanes.choose(GROUP, ANY_BYTES, singly=singly, until=self.until)
+        somes = work.lanes.choose(GROUP, ANY_BYTES, singly=singly, slots=slots, until=self.until)
         if somes:
             self._mark((somes[0].indexes + somes[0].page.start).tolist())
             return True
+        if ask.slots is not None and self._are_for_others(None, singly=singly):
+            return True
         return not all_read or work.retries_soon or work.aside.fetches(self._rows)
 
-    def _rows_in_turn(self, wanted: set[int], *, singly: bool) -> list[Waiting]:
+    def _are_for_others(self, granted: set[int] | None, *, singly: bool) -> bool:
+        """Tell whether another consumer has suspects to try: those that are granted, or any."""
+        slots = self._work.share.offered(None)
+        if self._rows_in_turn(self._rows if granted is None else granted, slots, singly=singly):
+            return True
+        somes = self._work.lanes.choose(GROUP, ANY_BYTES, singly=singly, slots=slots, until=self.until)
+        return bool(somes) if granted is None else any(self._in_turn(some) for some in somes)
+
+    def _rows_in_turn(self, wanted: set[int], slots: Slots | None, *, singly: bool) -> list[Waiting]:
         """Return rows that are wanted and can be handed over, none after another of its lane that is not wanted."""
         found: list[Waiting] = []
         passed: set[int] = set()
-        for waiting in self._work.aside.choose(FETCH_MAX, ANY_BYTES, self._work.lanes, singly=singly):
+        for waiting in self._work.aside.choose(FETCH_MAX, ANY_BYTES, self._work.lanes, singly=singly, slots=slots):
             row = waiting.row
             if row.offset not in wanted:
                 passed.add(row.lane)

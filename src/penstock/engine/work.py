@@ -17,6 +17,7 @@ from penstock.engine.lanes import Lanes
 from penstock.engine.messages import NO_FAILURE, Deliver, Failure, Halted, Park, Piece, Row
 from penstock.engine.pages import DELAYED, GONE, HELD, READY, Page, Pages, Some
 from penstock.engine.policy import SHORT_DELAY_SECONDS
+from penstock.engine.share import SLOTS
 from penstock.engine.states import Outcome
 from penstock.engine.timers import Timers
 from penstock.offsets import Range
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
     from penstock.engine.messages import Ask, Chunk, Fetched, Nack, Now, Offsets
     from penstock.engine.policy import Exhausted, Policy
     from penstock.engine.progress import Progress
+    from penstock.engine.share import Share, Slots
 
 TIMED_OUT: Final = "HandlerTimeout"
 KILLED: Final = Failure("ProcessDied", "the process that handled it ended without a word, each time it was tried")
 WORN_OUT: Final = Failure("RetriesExhausted", "every attempt at it has failed, before it was loaded anew")
+HAND_BITS: Final = 40
+"""Above them a hand's number has that of its consumer."""
 DUE: Final = 0
 """The due time of a parked event that waits for nothing but its lane."""
 
@@ -47,14 +51,15 @@ class Work:
     """The open events of a shard. `now` and `policy` are set by whoever tells it what happened."""
 
     def __init__(
-        self, progress: Progress, *, lane: int, rows: Iterable[Row], policy: Policy, now: Now, clean: bool
+        self, progress: Progress, *, lane: int, share: Share, rows: Iterable[Row], policy: Policy, now: Now, clean: bool
     ) -> None:
         self.progress = progress
         self.policy = policy
         self.now = now
-        self.pages = Pages(lane)
+        self.share = share
+        self.pages = Pages(lane, share.keyless)
         self.aside = Aside(rows)
-        self.lanes = Lanes(self.pages, self.aside.first)
+        self.lanes = Lanes(self.pages, self.aside.first, slotted=share.shared)
         self.deadlines = Deadlines()
         self.delays = Timers()
         self.halts: dict[int, Halted] = {}
@@ -90,8 +95,10 @@ class Work:
     # --- coming -------------------------------------------------------------------------------
 
     def take(self, chunk: Chunk) -> None:
-        """Take events that were read; what was settled before is passed over, what is behind a parked one is parked."""
+        """Take events that were read; what is others' or settled is passed over, what is behind a parked one parked."""
         some = self.pages.add(chunk)
+        if not self.share.whole:
+            some = self._pass_foreign(some)
         if self.progress.bitmap.count or chunk.span.start < self.progress.next_offset:
             self._pass_settled(some)
         if self.aside.first:
@@ -99,12 +106,33 @@ class Work:
         if self._inherited:
             self._end_worn_out(chunk.span)
 
+    def _pass_foreign(self, some: Some) -> Some:
+        """Pass over what is of others' slots; returns the rest."""
+        page, rows = some.page, some.indexes
+        mine = self.share.mine[page.slots[rows]]
+        if not mine.all():
+            self._give_up(Some(page, rows[~mine]))
+        return Some(page, rows[mine])
+
+    def _give_up(self, some: Some) -> None:
+        """Let events in memory that nobody holds be others'."""
+        self.pages.move(some, GONE)
+        self.progress.pass_over(some.offsets)
+        if self.progress.attempts:
+            known = self.progress.attempts.keys() & frozenset((some.indexes + some.page.start).tolist())
+            self.progress.forget(known)
+            for offset in known:
+                self._inherited.pop(offset, None)
+
     def _pass_settled(self, some: Some) -> None:
         page, rows = some.page, some.indexes
-        settled = np.ones(len(rows), np.bool_)
-        begin = page.start + int(rows[0])
-        for span in self.progress.bitmap.unset_in(Range(begin, begin + len(rows))):
+        if not len(rows):
+            return
+        begin, end = page.start + int(rows[0]), page.start + int(rows[-1]) + 1
+        settled = np.ones(end - begin, np.bool_)
+        for span in self.progress.bitmap.unset_in(Range(begin, end)):
             settled[span.start - begin : span.stop - begin] = False
+        settled = settled[rows - rows[0]]
         if settled.any():
             self.pages.move(Some(page, rows[settled]), GONE)
 
@@ -139,19 +167,21 @@ class Work:
 
     def choose(self, ask: Ask, until: int | None = None) -> Choice:
         """Return what can be handed over now, within the limits; of the log, nothing from `until` on."""
-        rows = self.aside.choose(ask.events_max, ask.bytes_max, self.lanes, singly=ask.singly)
+        slots = self.share.offered(ask.slots)
+        rows = self.aside.choose(ask.events_max, ask.bytes_max, self.lanes, singly=ask.singly, slots=slots)
         nbytes = sum(waiting.fetched.nbytes for waiting in rows if waiting.fetched is not None)
         somes = self.lanes.choose(
-            ask.events_max - len(rows), ask.bytes_max - nbytes, singly=ask.singly, until=until, first=not rows
-        )
+            ask.events_max - len(rows), ask.bytes_max - nbytes, singly=ask.singly, slots=slots, until=until,
+            first=not rows,
+        )  # fmt: skip
         return Choice(rows, somes)
 
-    def hand_over(self, choice: Choice, *, singly: bool) -> Deliver | None:
-        """Let what was chosen be held, by one hand or by one each."""
+    def hand_over(self, choice: Choice, *, singly: bool, consumer: int = 0) -> Deliver | None:
+        """Let what was chosen be held, by one hand of a consumer or by one each."""
         rows, somes = choice
         if not rows and not somes:
             return None
-        first = self._hand + 1
+        first = (consumer << HAND_BITS) + self._hand + 1
         count = len(rows) + sum(some.size for some in somes)
         attempts: dict[int, int] = {}
         replays: dict[int, int] = {}
@@ -176,19 +206,20 @@ class Work:
                 for part in page.parts(some.rows)
             ]
             if self.progress.attempts:
-                self._note_attempts(some, attempts)
-        self._hand = hand - 1 if singly else first
+                self._note_attempts(some, range(first, first + count), attempts)
+        hands = range(first, hand if singly else first + 1)
+        self._hand += len(hands)
         if self.policy.timeout_seconds is not None:
-            self.deadlines.expect(range(first, self._hand + 1), 1 if singly else count)
+            self.deadlines.expect(hands, 1 if singly else count)
         return Deliver(first, tuple(pieces), attempts, replays)
 
-    def _note_attempts(self, some: Some, attempts: dict[int, int]) -> None:
+    def _note_attempts(self, some: Some, hands: range, attempts: dict[int, int]) -> None:
         made = self.progress.attempts
         if some.size <= len(made):
             known = [offset for offset in (some.indexes + some.page.start).tolist() if offset in made]
         else:
             rows = {offset: offset - some.page.start for offset in made if some.page.start <= offset < some.page.stop}
-            now_held = some.page.hand >= self._hand + 1
+            now_held = (some.page.hand >= hands.start) & (some.page.hand < hands.stop)
             known = [offset for offset, row in rows.items() if now_held[row]]
         for offset in known:
             self._note_attempt(offset, made[offset], attempts)
@@ -346,13 +377,43 @@ class Work:
             if waiting.hand == hand and waiting.state == HELD:
                 self._give_back_row(waiting)
 
-    def give_all_back(self) -> None:
-        """Take back whatever is handed over."""
+    def give_all_back(self, consumer: int | None = None) -> None:
+        """Take back whatever is handed over, to one consumer or to all."""
         for some in self.pages.all_held():
-            self._give_back(some)
+            page, rows = some.page, some.indexes
+            mine = some if consumer is None else Some(page, rows[page.hand[rows] >> HAND_BITS == consumer])
+            self._give_back(mine)
         for waiting in self.aside.in_hand():
-            self._give_back_row(waiting)
-        self.deadlines.clear()
+            if consumer is None or waiting.hand >> HAND_BITS == consumer:
+                self._give_back_row(waiting)
+        if consumer is None:
+            self.deadlines.clear()
+
+    # --- slots that go to others --------------------------------------------------------------
+
+    def busy_slots(self) -> Slots:
+        """Return the slots of which something is handed over."""
+        busy = np.zeros(SLOTS, np.bool_)
+        for some in self.pages.all_held():
+            busy[some.page.slots[some.rows]] = True
+        for waiting in self.aside.in_hand():
+            busy[waiting.row.slot] = True
+        return busy
+
+    def drop(self, slots: Slots) -> None:
+        """Let whatever is open of these slots be others'; nothing of them is handed over."""
+        self.share.drop(slots)
+        for page in self.pages:
+            rows = page.in_state(READY, DELAYED)
+            rows = rows[slots[page.slots[rows]]]
+            for offset in (rows + page.start).tolist() if page.delayed else ():
+                self.delays.drop(offset)
+            if len(rows):
+                self._give_up(Some(page, rows))
+        for waiting in self.aside.of_slots(slots):
+            self._remove(waiting)
+        for offset in [offset for offset in self.halts if self._is_gone(offset)]:
+            del self.halts[offset]
 
     def _give_back(self, some: Some) -> None:
         if not some.size:
@@ -456,7 +517,8 @@ class Work:
         written = []
         for index, due in due_at.items():
             offset = page.start + index
-            row = Row(offset, int(page.lanes[index]), due, self.progress.attempts.get(offset, 0), 0)
+            slot = int(page.slots[index]) if self.share.shared else 0
+            row = Row(offset, int(page.lanes[index]), due, self.progress.attempts.get(offset, 0), 0, slot)
             self.progress.park(Park(row, state, *sources[index], failure))
             written.append(row)
         return written
@@ -490,5 +552,8 @@ class Work:
     def forget_ended_halts(self) -> None:
         """Let nothing halt at what is settled by now: a late ack, or an expiry."""
         for offset in list(self.halts):
-            if self.pages.state_of(offset) == GONE and self.aside.get(offset) is None:
+            if self._is_gone(offset):
                 del self.halts[offset]
+
+    def _is_gone(self, offset: int) -> bool:
+        return self.pages.state_of(offset) == GONE and self.aside.get(offset) is None

@@ -392,7 +392,7 @@ def suspect_tried_before_it_is_written() -> AbstractContextManager[None]:
 
     def choose(self: Suspects, ask: Ask) -> Any:
         if not self._granted:
-            self.ask(singly=ask.singly, all_read=False)
+            self.ask(ask, all_read=False)
             self._granted = {*self._asked, *self._asked_rows}
             self._asked, self._asked_rows = {}, {}
         return right(self, ask)
