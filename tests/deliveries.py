@@ -304,6 +304,19 @@ class World:
         backend.call = slow
         return answered
 
+    def freeze(self, bus: Bus) -> asyncio.Event:
+        """Let no call of a bus reach the store, until the event that is returned is set."""
+        backend: Any = bus._make_backend()
+        call = backend.call
+        thawed = asyncio.Event()
+
+        async def frozen(*args: Any, **options: Any) -> Any:
+            await thawed.wait()
+            return await call(*args, **options)
+
+        backend.call = frozen
+        return thawed
+
     # --- publishing and consuming -----------------------------------------------------------------
 
     async def publish(self, bus: Bus, *payloads: bytes, topic: Topic[Any] = raw, **fields: Any) -> None:

@@ -32,7 +32,8 @@ def test_steps_of_any_owners_in_any_order_are_a_union(steps: list[tuple[set[int]
             attempts=made,
             record=(lambda *_: b"x") if number % 2 else None,
         )
-        cursor = settle(cursor, step)
+        cursor, record = settle(cursor, step)
+        assert record == (b"x" if number % 2 else b"")
         everything |= settled
         attempts |= made
         assert passed(cursor) == everything
@@ -41,7 +42,7 @@ def test_steps_of_any_owners_in_any_order_are_a_union(steps: list[tuple[set[int]
         assert cursor.attempts == expected
         # What a cursor has forgotten once stays so: it was settled.
         attempts = dict(expected)
-        assert settle(cursor, step).next_offset == cursor.next_offset
+        assert settle(cursor, step)[0].next_offset == cursor.next_offset
     assert cursor.number == 7 + len(steps) // 2
 
 
@@ -59,4 +60,4 @@ def test_what_is_too_far_ahead_of_the_cursor_is_refused(count: int) -> None:
     with pytest.raises(StoreFull, match="settle or park earlier events first"):
         settle(cursor, Settling(shard=SHARD, generation=0, settled=far))
     near = RangeSet(Range(span.start - 1, span.stop - 1) for span in far)
-    assert settle(cursor, Settling(shard=SHARD, generation=0, settled=near)).next_offset == 5
+    assert settle(cursor, Settling(shard=SHARD, generation=0, settled=near))[0].next_offset == 5

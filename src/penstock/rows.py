@@ -202,7 +202,7 @@ class Settling(msgspec.Struct, frozen=True, kw_only=True):
     attempts: Mapping[int, int | None] = msgspec.field(default_factory=dict)
     """Attempts at unsettled offsets, as far as this owner has changed them; None for none any more."""
     record: Callable[[Cursor, Cursor], bytes] | None = None
-    """Returns the settlement record, from the cursor before and after.
+    """Returns the settlement record, from the cursor before and after; empty for none.
 
     Called by the store in its transaction, and again if that is repeated.
     """

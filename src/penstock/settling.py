@@ -22,8 +22,8 @@ FEW_RANGES: Final = 32
 """So few are set one by one."""
 
 
-def settle(cursor: Cursor, settling: Settling) -> Cursor:
-    """Return the cursor with what was settled added to it.
+def settle(cursor: Cursor, settling: Settling) -> tuple[Cursor, bytes]:
+    """Return the cursor with what was settled added to it, and the record of that; empty if there is none.
 
     `StaleCursor` if it was moved since; `StoreFull` for what is further ahead of it than a cursor can say.
     """
@@ -46,10 +46,12 @@ def settle(cursor: Cursor, settling: Settling) -> Cursor:
         for offset, made in {**cursor.attempts, **settling.attempts}.items()
         if made is not None and offset not in bitmap
     }
-    return msgspec.structs.replace(
+    after = msgspec.structs.replace(
         cursor,
         next_offset=next_offset,
         settled=bitmap.to_bytes() if bitmap.count else b"",
         attempts=attempts,
-        number=cursor.number + (settling.record is not None),
+        number=cursor.number + 1,
     )
+    record = b"" if settling.record is None else settling.record(cursor, after)
+    return (after, record) if record else (msgspec.structs.replace(after, number=cursor.number), b"")

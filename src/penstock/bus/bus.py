@@ -368,7 +368,7 @@ class Bus:
         topic: Topic[T] | str,
         name: str,
         *,
-        mode: Literal["exclusive", "failover"],
+        mode: Literal["key_shared", "exclusive", "failover"] = "key_shared",
         start: Start = "earliest",
         retry: Retry | None = None,
         exhausted: Exhausted | None = None,
@@ -384,7 +384,8 @@ class Bus:
     ) -> Consumer[T]:
         """Return a consumer of the subscription `name`, which is created when it is first used.
 
-        * `mode`: `exclusive`, one consumer at a time, and a second one is refused; or `failover`, where it stands by.
+        * `mode`: `key_shared`, any number of consumers at a time, each with the events of its part of the keys;
+          `exclusive`, one consumer, and a second one is refused; or `failover`, where it stands by.
           Both keep the order of every key. It is fixed with the subscription.
         * `start`: where a new subscription begins: `earliest`, `latest`, a time, an offset, or offsets by partition.
         * `retry`, `exhausted` (`dead`, `halt` or `discard`), `timeout` (of a handler; 0 takes it away), `window`

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.engine.shard import Shard as Engine
     from penstock.runtime.member import Member
     from penstock.runtime.seat import Seat
+    from penstock.runtime.team import Place
 
 T = TypeVar("T")
 
@@ -274,8 +275,8 @@ class Consumer(Generic[T]):
     def __init__(
         self,
         topic: Callable[[], Awaitable[Topic[Any]]],
-        join: Callable[[], Awaitable[Member]],
-        leave: Callable[[Member], Awaitable[None]],
+        join: Callable[[], Awaitable[Member | Place]],
+        leave: Callable[[Member | Place], Awaitable[None]],
         name: str,
     ) -> None:
         self.name = name
@@ -283,7 +284,7 @@ class Consumer(Generic[T]):
         self._find_topic = topic
         self._join = join
         self._leave = leave
-        self._member: Member | None = None
+        self._member: Member | Place | None = None
         self._topic: Topic[T] | None = None
         self._queue: deque[Delivery[T]] = deque()
         self._joining = asyncio.Lock()
@@ -301,7 +302,7 @@ class Consumer(Generic[T]):
     ) -> None:
         await self.close()
 
-    async def _joined(self) -> Member:
+    async def _joined(self) -> Member | Place:
         async with self._joining:  # once, however many tasks begin to iterate
             if self._closed:
                 raise BusClosed(f"this consumer of {self.name!r} is closed; make another one: bus.consume(…)")
@@ -322,9 +323,9 @@ class Consumer(Generic[T]):
 
     @property
     def active(self) -> list[int]:
-        """The partitions that this consumer has now; a standby of a `failover` subscription has none."""
-        member = self._member
-        return [] if member is None else [seat.shard.partition for seat in member.seats if seat.engine is not None]
+        """The partitions that this consumer has events of now; a standby of a `failover` subscription has none."""
+        seats = [] if self._member is None else self._member.seats
+        return sorted({seat.shard.partition for seat in seats if seat.engine is not None})
 
     @property
     def trouble(self) -> dict[int, dict[str, str]]:
@@ -364,7 +365,7 @@ class Consumer(Generic[T]):
             delivery._start()  # noqa: SLF001 - a delivery is the consumer's own
             yield delivery
 
-    async def _ready(self, member: Member, *, singly: bool) -> bool:
+    async def _ready(self, member: Member | Place, *, singly: bool) -> bool:
         """Wait until a single event is there; False when this consumer was closed, or its bus."""
         while not (self._closed or member.closed):
             if member.ended is not None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.rows import Subscription, TopicInfo
     from penstock.runtime.member import Member
     from penstock.runtime.subscriptions import Start
+    from penstock.runtime.team import Place
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -158,13 +159,13 @@ class Deliveries:
             async with self._joining:
                 return await self._directory.topic(topic)
 
-        async def join() -> Member:
+        async def join() -> Member | Place:
             async with self._joining:
                 info, subscription = await self._ensured(topic, name, mode, changes, start=start, protect=protect)
                 dispatcher = await self.dispatcher()
                 return await dispatcher.join(info, subscription, owner, on_gap or _ignore)
 
-        async def leave(member: Member) -> None:
+        async def leave(member: Member | Place) -> None:
             if self._dispatcher is not None:
                 await self._dispatcher.leave(member)
 

@@ -74,7 +74,8 @@ app = typer.Typer(
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription's name.")]
 Mode = Annotated[
-    Literal["exclusive", "failover"], typer.Option(help="One consumer; or others that stand by, too. Fixed for ever.")
+    Literal["key_shared", "exclusive", "failover"],
+    typer.Option(help="Many consumers, by key; one; or one with others that stand by. Fixed for ever."),
 ]
 All = Annotated[bool, typer.Option("--all", help="Also of topics that Penstock keeps for itself.")]
 

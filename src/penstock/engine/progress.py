@@ -44,6 +44,12 @@ class Progress:
         self._begin = next_offset
         self._reset()
         self._writing: Step | None = None
+        self._taken = 0
+        self._written = 0
+        self.slots_touched: set[int] = set()
+        """Slots of which something was settled since the last step, if anybody notes it …"""
+        self._slots_writing: set[int] = set()
+        """… and in the step that is being written."""
 
     def _reset(self) -> None:
         self.unwritten = 0
@@ -70,6 +76,19 @@ class Progress:
     def writing(self) -> bool:
         """Whether a step is being written."""
         return self._writing is not None
+
+    @property
+    def slots_unwritten(self) -> set[int]:
+        """Slots of which something that was noted is not written."""
+        return self.slots_touched | self._slots_writing
+
+    def mark(self) -> int:
+        """Return what `passed` will be asked: everything that is settled now."""
+        return self._taken + self._touched
+
+    def passed(self, mark: int) -> bool:
+        """Whether everything is written that was settled when this was marked."""
+        return self._written >= mark
 
     # --- settling -----------------------------------------------------------------------------
 
@@ -195,6 +214,8 @@ class Progress:
             retried=self._retried,
         )
         self._writing = step
+        self._taken += 1
+        self._slots_writing, self.slots_touched = self.slots_touched, set()
         self._reset()
         return step
 
@@ -210,6 +231,8 @@ class Progress:
         """Note that a step is on the medium."""
         assert step is self._writing, "a step is told as written that is not being written"
         self._writing = None
+        self._written = self._taken  # what was not written before is part of it
+        self._slots_writing = set()
         for offset, made in step.changed_attempts.items():
             if made is None:
                 self._attempts_written.pop(offset, None)
@@ -224,6 +247,8 @@ class Progress:
         assert step is self._writing, "a step is told as not written that is not being written"
         self._writing = None
         self._touched = True
+        self.slots_touched |= self._slots_writing
+        self._slots_writing = set()
         for outcome, offsets in step.outcomes.items():
             self._outcomes[outcome] = offsets | self._outcomes[outcome]
             self.unwritten += len(offsets)

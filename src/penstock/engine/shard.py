@@ -182,7 +182,7 @@ class Shard:
 
     @property
     def busy_slots(self) -> Slots:
-        """Of which slots something is handed over."""
+        """Which slots cannot leave: something of them is handed over, or was settled and is not written."""
         return self._work.busy_slots()
 
     @property
@@ -380,6 +380,8 @@ class Shard:
             stop = min(gap.stop, progress.next_offset + Bitmap.LIMIT)
             for lost in progress.bitmap.unset_in(Range(at, stop)):
                 progress.settle(Outcome.GAP, lost)
+            if self.share.departing:
+                progress.slots_touched.add(self.share.keyless)
             at = stop
         if at > gap.start:
             self._out.append(Declare(Gap(gap.start, at, gap.reason)))
@@ -457,7 +459,7 @@ class Shard:
         self.share.leave(told.slots)
 
     def _on_left(self, told: Left) -> None:
-        assert not (self._work.busy_slots() & told.slots).any(), "slots go to another owner while they are in hand"
+        assert not (self._work.busy_slots() & told.slots).any(), "slots go to another owner, and are not done here"
         self._work.drop(told.slots)
 
     def _on_cursor(self, told: CursorSeen) -> None:

@@ -46,7 +46,9 @@ class Share:
     def _measure(self) -> None:
         self.whole = bool(self.mine.all())
         """Whether everything is this owner's."""
-        self._offered = None if self.whole and not self.leaving.any() else self.mine & ~self.leaving
+        self.departing = bool(self.leaving.any())
+        """Whether some are leaving."""
+        self._offered = None if self.whole and not self.departing else self.mine & ~self.leaving
 
     @property
     def has_holes(self) -> bool:

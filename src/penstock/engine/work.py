@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.aside import Waiting
     from penstock.engine.messages import Ask, Chunk, Fetched, Nack, Now, Offsets
+    from penstock.engine.pages import Rows
     from penstock.engine.policy import Exhausted, Policy
     from penstock.engine.progress import Progress
     from penstock.engine.share import Share, Slots
@@ -152,6 +153,8 @@ class Work:
             elif waiting.row.attempts > self.policy.max_retries:
                 self._end_row(waiting, self.policy.exhausted, self._worn_out)
         for waiting in gone:
+            if self.share.departing:
+                self.progress.slots_touched.add(waiting.row.slot)
             if not waiting.row.replay:
                 self.progress.resolve(Outcome.DISCARDED, waiting.row.offset, retried=waiting.row.attempts > 0)
             self._remove(waiting)
@@ -296,6 +299,7 @@ class Work:
         page, aside = some.page, self.aside
         parked: dict[int, int] = {}
         room = self.room_aside
+        self._touch(page, some.rows)
         for row in some.indexes.tolist():
             offset = page.start + row
             verdict = self.policy.verdict(self._count(offset), offset, delay=delay, retry=retry)
@@ -391,9 +395,15 @@ class Work:
 
     # --- slots that go to others --------------------------------------------------------------
 
+    def _touch(self, page: Page, rows: Rows) -> None:
+        """Note of which slots something is to be written, while some are leaving."""
+        if self.share.departing:
+            self.progress.slots_touched.update(np.unique(page.slots[rows]).tolist())
+
     def busy_slots(self) -> Slots:
-        """Return the slots of which something is handed over."""
+        """Return the slots that cannot leave: something of them is handed over, or was settled and is not written."""
         busy = np.zeros(SLOTS, np.bool_)
+        busy[list(self.progress.slots_unwritten)] = True
         for some in self.pages.all_held():
             busy[some.page.slots[some.rows]] = True
         for waiting in self.aside.in_hand():
@@ -420,6 +430,7 @@ class Work:
             return
         self._let_go(some)
         if self._precounted:
+            self._touch(some.page, some.rows)
             for offset in self._precounted.intersection((some.indexes + some.page.start).tolist()):
                 self._precounted.discard(offset)
                 self.progress.attempts[offset] -= 1
@@ -449,6 +460,7 @@ class Work:
     def _settle(self, some: Some, outcome: Outcome) -> None:
         page = some.page
         self._let_go(some)
+        self._touch(page, some.rows)
         if self._precounted:
             self._precounted.difference_update((some.indexes + page.start).tolist())
         self.progress.settle(outcome, some.offsets)
@@ -461,6 +473,7 @@ class Work:
         if self.deadlines.counting and page.state[row] == HELD:
             self.deadlines.let_go_of(int(page.hand[row]))
         self._precounted.discard(offset)
+        self._touch(page, slice(row, row + 1))
         self.progress.settle_one(outcome, offset)
         if outcome is Outcome.ACKED:
             self.progress.note_latency_of_one(int(page.appended_at[row]), self.now.wall_us)
@@ -484,6 +497,8 @@ class Work:
     def write_row(self, waiting: Waiting, state: str, failure: Failure = NO_FAILURE) -> None:
         """Write a row that was fetched, as it is now."""
         assert waiting.fetched is not None
+        if self.share.departing:
+            self.progress.slots_touched.add(waiting.row.slot)
         self.progress.park(Park(waiting.row, state, waiting.fetched.source, -1, failure))
 
     # --- setting aside ------------------------------------------------------------------------

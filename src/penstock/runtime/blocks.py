@@ -80,24 +80,29 @@ class Blocks:
         return event.to_event()
 
 
-def read_items(log: Log, partition: Partition, start: int, events_max: int, bytes_max: int) -> tuple[Chunk | Gap, ...]:
-    """Read, and return chunks and gaps in their order; called in a thread."""
+def read_items(
+    log: Log, partition: Partition, start: int, events_max: int, bytes_max: int, *, slotted: bool = False
+) -> tuple[Chunk | Gap, ...]:
+    """Read, and return chunks and gaps in their order; called in a thread.
+
+    If events go to owners by their slots these are found out here, where others go on meanwhile.
+    """
     items: list[Chunk | Gap] = []
     batches: list[Batch] = []
     for item in log.read(partition, start, bytes_max=bytes_max, events_max=events_max):
         if batches and (isinstance(item, Gap) or item.start != batches[-1].range.stop):
-            items.append(_chunk(batches, partition.number))
+            items.append(_chunk(batches, partition.number, slotted=slotted))
             batches = []
         if isinstance(item, Gap):
             items.append(item)
         elif len(item):
             batches.append(item)
     if batches:
-        items.append(_chunk(batches, partition.number))
+        items.append(_chunk(batches, partition.number, slotted=slotted))
     return tuple(items)
 
 
-def _chunk(batches: list[Batch], partition: int) -> Chunk:
+def _chunk(batches: list[Batch], partition: int, *, slotted: bool) -> Chunk:
     start, stop = batches[0].start, batches[-1].range.stop
     expiries = None
     if any(batch.has("expires_at") for batch in batches):
@@ -105,12 +110,15 @@ def _chunk(batches: list[Batch], partition: int) -> Chunk:
         if not (expiries != NEVER).any():
             expiries = None
     counts = [len(batch) for batch in batches]
+    keyed = any(batch.has("key") for batch in batches)
+    slots = np.concatenate([batch.slots() for batch in batches]).astype(np.int64) if slotted and keyed else None
     appended = np.array([batch.place.appended_at if batch.place else 0 for batch in batches], np.int64)
     return Chunk(
         Range(start, stop),
         nbytes=sum(batch.total_size for batch in batches),
         sizes=partial(_sizes, batches),
-        lanes=partial(_lanes, batches, partition) if any(batch.has("key") for batch in batches) else None,
+        lanes=partial(_lanes, batches, partition) if keyed else None,
+        slots=None if slots is None else lambda: slots,
         expiries=expiries,
         appended_at=np.repeat(appended, counts),
         source=Blocks(start, batches),

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.engine.messages import NotWritten, Written
+from penstock.engine.messages import CursorSeen, NotWritten, Written
 from penstock.errors import (
     Fenced,
     PenstockError,
@@ -24,10 +27,10 @@ from penstock.errors import (
     TopicDeleted,
     UnknownSubscription,
 )
-from penstock.rows import Commit, Cursor, Parked, ParkedFilter
+from penstock.offsets import RangeSet
+from penstock.rows import Commit, Cursor, Parked, ParkedFilter, Settling
 from penstock.runtime.blocks import ParkedBlocks
 from penstock.runtime.entrances import Host, Loop
-from penstock.runtime.ledger import TOPIC as LEDGER
 from penstock.runtime.ledger import record_of
 
 if TYPE_CHECKING:
@@ -54,29 +57,34 @@ PURGE_ROWS: Final = 500
 class Entry:
     """A step of a seat on its way to the store."""
 
-    __slots__ = ("engine", "fences", "seat", "step")
+    __slots__ = ("cursor", "engine", "fences", "seat", "step")
 
     def __init__(self, seat: Seat, engine: Engine, step: Step) -> None:
         self.seat = seat
         self.engine = engine
         self.step = step
         # Now: a seat that is lost and taken again meanwhile has another one, under which this step must not be written.
-        self.fences = () if seat.fence is None else (seat.fence,)
+        self.fences = seat.fences
+        self.cursor: Cursor | None = None
+        """What has come of it, where others write the same cursor."""
+
+    def record(self, now_us: int, before: Cursor, after: Cursor) -> bytes:
+        """Return the record of a step that was added to a shared cursor; called in the store's transaction."""
+        self.cursor = after
+        step = replace(self.step, number=after.number, begin=before.next_offset, next_offset=after.next_offset)
+        return record_of(self.seat.shard, step, now_us) if self.seat.recorded else b""
 
 
 class Committer(Loop):
     """The loop that writes progress."""
 
-    def __init__(
-        self, host: Host, *, clock: Clock, jitter: Callable[[], float], wrote: Callable[[], None], ledger: bool = True
-    ) -> None:
+    def __init__(self, host: Host, *, clock: Clock, jitter: Callable[[], float], wrote: Callable[[], None]) -> None:
         super().__init__("the committer of progress", clock, jitter)
         self._host = host
         self._wrote = wrote
-        self._ledger = ledger
         self._dirty: dict[Seat, None] = {}
         self._hurried: set[Seat] = set()
-        self._waiting: list[tuple[Seat, Engine, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Seat, Engine, int, asyncio.Future[None]]] = []
         self._retry_seconds = RETRY_SECONDS
         self._not_before = 0.0
         self._next_at = 0.0
@@ -97,13 +105,13 @@ class Committer(Loop):
                 self.wake()
 
     async def flush(self, seats: Sequence[Seat]) -> None:
-        """Return when everything that these seats have settled is written; `StaleDelivery` if one was lost before."""
+        """Return when everything that these seats have settled by now is written; `StaleDelivery` if one is lost."""
         futures = []
         for seat in seats:
             if seat.engine is not None and (seat.engine.progress.dirty or seat.engine.progress.writing):
                 future = asyncio.get_running_loop().create_future()
                 futures.append(future)
-                self._waiting.append((seat, seat.engine, future))
+                self._waiting.append((seat, seat.engine, seat.engine.progress.mark(), future))
                 self._hurried.add(seat)
                 self._dirty[seat] = None
         if futures:
@@ -174,6 +182,8 @@ class Committer(Loop):
                 seat.trouble.pop("commit", None)
                 self._held_back.pop(seat, None)
                 self._told(entry, Written(entry.step))
+                if entry.cursor is not None and seat.engine is entry.engine:
+                    seat.tell(CursorSeen(entry.cursor.next_offset))
             case Fenced():
                 seat.lose(f"another consumer has it: {answer}")
             case StaleCursor():
@@ -206,15 +216,15 @@ class Committer(Loop):
 
     def _answer_flushes(self) -> None:
         left = []
-        for seat, engine, future in self._waiting:
+        for seat, engine, mark, future in self._waiting:
             if future.done():
                 continue
             if seat.engine is not engine:
                 future.set_exception(StaleDelivery(str(seat), seat.lost_because))
-            elif engine.progress.dirty or engine.progress.writing:
-                left.append((seat, engine, future))
-            else:
+            elif engine.progress.passed(mark):
                 future.set_result(None)
+            else:
+                left.append((seat, engine, mark, future))
         self._waiting = left
 
     # --- in a thread --------------------------------------------------------------------------
@@ -226,6 +236,16 @@ class Committer(Loop):
 
     def _commit_of(self, entry: Entry, now_us: int) -> Commit:
         seat, step = entry.seat, entry.step
+        parked = tuple(_parked(seat, park, now_us) for park in step.parks)
+        if seat.slots is not None:
+            settling = Settling(
+                shard=seat.shard,
+                generation=step.generation,
+                settled=reduce(or_, step.outcomes.values(), RangeSet()),
+                attempts=step.changed_attempts,
+                record=partial(entry.record, now_us),
+            )
+            return Commit(settling=settling, parked=parked, fences=entry.fences)
         cursor = Cursor(
             shard=seat.shard,
             next_offset=step.next_offset,
@@ -234,11 +254,10 @@ class Committer(Loop):
             generation=step.generation,
             number=step.number,
         )
-        recorded = self._ledger and seat.topic.name != LEDGER
         return Commit(
             cursors=(cursor,),
-            parked=tuple(_parked(seat, park, now_us) for park in step.parks),
-            settlement=record_of(seat.shard, step, now_us) if recorded else b"",
+            parked=parked,
+            settlement=record_of(seat.shard, step, now_us) if seat.recorded else b"",
             fences=entry.fences,
         )
 
@@ -274,7 +293,7 @@ class Committer(Loop):
         """Each seat has a lease of its own."""
 
     async def _ended(self) -> None:
-        for seat, _, future in self._waiting:
+        for seat, *_, future in self._waiting:
             if not future.done():
                 future.set_exception(StaleDelivery(str(seat), "its store is closed"))
 
@@ -287,7 +306,7 @@ def _parked(seat: Seat, park: Park, now_us: int) -> Parked:
         before = source.row
         return msgspec.structs.replace(
             before,
-            shard=seat.shard,
+            shard=seat.shard._replace(slot=row.slot),
             state=state,
             due_at=row.due_at,
             attempts=row.attempts,
@@ -297,7 +316,7 @@ def _parked(seat: Seat, park: Park, now_us: int) -> Parked:
             last_retry_at=now_us if row.attempts > before.attempts else before.last_retry_at,
         )
     return Parked(
-        shard=seat.shard,
+        shard=seat.shard._replace(slot=row.slot),
         offset=row.offset,
         state=state,
         lane=row.lane,

@@ -18,6 +18,8 @@ from penstock.runtime.ledger import BUSY_SECONDS, Ledger
 from penstock.runtime.member import Member
 from penstock.runtime.monitor import Monitor
 from penstock.runtime.presence import Presence
+from penstock.runtime.subscriptions import SHARED
+from penstock.runtime.team import Place, Team
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -59,7 +61,7 @@ class Dispatcher:
         self.host = host
         self.clock = clock
         self.monitor = Monitor(host, clock=clock, jitter=jitter)
-        self.committer = Committer(host, clock=clock, jitter=jitter, wrote=self._wrote, ledger=ledger)
+        self.committer = Committer(host, clock=clock, jitter=jitter, wrote=self._wrote)
         self.ledger = Ledger(host, owner=owner, clock=clock, jitter=jitter)
         self.presence = Presence(
             host,
@@ -71,17 +73,19 @@ class Dispatcher:
         )
         self.watch = Watch(self, jitter)
         self.members: dict[Member, None] = {}
+        self.teams: dict[tuple[str, str], Team] = {}
+        """By log and subscription: those whose consumers share what this process has of it."""
         self.waiting: dict[Member, None] = {}
         """Those that may have an empty seat."""
         self.own_changes = OwnChanges()
         self._ledger_at = 0.0
-        self._with_ledger = ledger
+        self.with_ledger = ledger
 
     def _start(self) -> None:
         self.presence.start()
         self.committer.start()
         self.watch.start()
-        if self._with_ledger:
+        if self.with_ledger:
             self.ledger.start()
 
     async def stop(self) -> None:
@@ -92,9 +96,11 @@ class Dispatcher:
 
     async def join(
         self, topic: TopicInfo, subscription: Subscription, owner: str, on_gap: Callable[[int, Gap], None]
-    ) -> Member:
-        """Let a consumer have what is free of a subscription."""
+    ) -> Member | Place:
+        """Let a consumer have what is free of a subscription, or its part."""
         self._start()
+        if subscription.mode in SHARED:
+            return await self._join_team(topic, subscription, owner, on_gap)
         member = Member(self, topic, subscription, owner, on_gap)
         # Before it has anything: what is changed while it joins is seen by its seats, or by the watch.
         self.members[member] = None
@@ -109,11 +115,34 @@ class Dispatcher:
             self.monitor.race(seat)
         return member
 
-    async def leave(self, member: Member) -> None:
+    async def _join_team(
+        self, topic: TopicInfo, subscription: Subscription, owner: str, on_gap: Callable[[int, Gap], None]
+    ) -> Place:
+        key = (topic.log_id, subscription.name)
+        team = self.teams.get(key)
+        if team is None or team.closed or team.ended is not None:
+            team = self.teams[key] = Team(self, topic, subscription)
+            self.members[team] = None
+        return await team.add(owner, on_gap)
+
+    async def leave(self, member: Member | Place) -> None:
         """Let a consumer go."""
+        if isinstance(member, Place):
+            await member.team.remove(member)
+            if not member.team.places:
+                self._forget(member.team)
+            return
+        if isinstance(member, Team):
+            self._forget(member)
         self.waiting.pop(member, None)
         await member.leave()
         self.members.pop(member, None)  # at last: should this be cut off, `stop` does it
+
+    def _forget(self, team: Team) -> None:
+        self.members.pop(team, None)
+        key = (team.topic.log_id, team.subscription.name)
+        if self.teams.get(key) is team:
+            del self.teams[key]
 
     async def saved(self, seat: Seat) -> bool:
         """Write what a shard has settled; False if the store does not take it, or not in time."""
@@ -128,7 +157,7 @@ class Dispatcher:
 
     def _wrote(self) -> None:
         now = self.clock.monotonic()
-        if self._with_ledger and now >= self._ledger_at:
+        if self.with_ledger and now >= self._ledger_at:
             self._ledger_at = now + BUSY_SECONDS
             self.ledger.wake()
 
@@ -193,6 +222,8 @@ class Watch(Loop):
     async def _round(self) -> float:
         began = self._clock.monotonic()
         await self._look_at_changes()
+        for team in list(self._dispatcher.teams.values()):
+            await self._balance(team)
         waiting = self._dispatcher.waiting
         for member in list(waiting):
             for seat in member.empty_seats:
@@ -201,6 +232,16 @@ class Watch(Loop):
                 waiting.pop(member, None)
         # Where there is much to look at, looking leaves most of the time to the consumers.
         return max(STANDBY_SECONDS, 2 * (self._clock.monotonic() - began))
+
+    async def _balance(self, team: Team) -> None:
+        try:
+            await team.balance()
+        except StoreClosed:
+            raise
+        except UnknownSubscription as gone:
+            team.end(gone)
+        except PenstockError as error:
+            logger.info("%s: could not be balanced, and will be again: %s", team.subscription.name, error)
 
     async def _try(self, member: Member, seat: Seat) -> None:
         host = self._dispatcher.host

@@ -50,10 +50,7 @@ class Member:
         self.subscription = subscription
         self.owner = owner
         self._on_gap = on_gap
-        self.seats = [
-            Seat(dispatcher, self, topic, shard_of(topic, subscription.name, partition.number))
-            for partition in topic.partitions
-        ]
+        self.seats = self._first_seats()
         self.policy = Policy.of(subscription.policy)
         self.rate = Rate(None, dispatcher.clock.monotonic())
         """Of all its shards together."""
@@ -68,6 +65,12 @@ class Member:
         self.gaps = 0
         self.looks = 0
         """How often the watch has looked at the subscription for it."""
+
+    def _first_seats(self) -> list[Seat]:
+        return [
+            Seat(self._dispatcher, self, self.topic, shard_of(self.topic, self.subscription.name, partition.number))
+            for partition in self.topic.partitions
+        ]
 
     # --- coming and going ---------------------------------------------------------------------
 
@@ -128,10 +131,13 @@ class Member:
 
     def take(self, events_max: int, bytes_max: int, *, singly: bool) -> tuple[Seat, Deliver] | None:
         """Return the next events, of whichever shard has some; they take turns."""
+        return self._take(Ask(events_max, bytes_max, singly))
+
+    def _take(self, ask: Ask) -> tuple[Seat, Deliver] | None:
         if not self.present:
             return None
         for seat in list(self.suspected):
-            handed = self._take_alone(seat, Ask(events_max, bytes_max, singly))
+            handed = self._take_alone(seat, ask)
             if handed is not None:
                 return seat, handed
             if seat.tries_alone:
@@ -142,7 +148,7 @@ class Member:
             seat = self.seats[(self._turn + at) % count]
             if seat.engine is None:
                 continue
-            handed = seat.tell(Ask(events_max, bytes_max, singly))
+            handed = seat.tell(ask)
             if handed is not None:
                 self._turn = (self._turn + at + 1) % count
                 return seat, handed
@@ -207,12 +213,15 @@ class Member:
 
     def spread(self) -> None:
         """Let every shard have the policy, with its consumer's part of the rate: as large as its part of the shards."""
-        policy = self.policy
-        held = [seat for seat in self.seats if seat.engine is not None]
-        if policy.rate_per_second is not None and held:
-            policy = policy.changed({"rate_per_second": policy.rate_per_second * len(held) / len(self.seats)})
+        policy, part = self.policy, self._part()
+        if policy.rate_per_second is not None and part:
+            policy = policy.changed({"rate_per_second": policy.rate_per_second * part})
         self.rate.change(policy.rate_per_second, self._dispatcher.clock.monotonic())
-        for seat in held:
+        for seat in self.seats:
             if seat.engine is not None and seat.engine.policy != policy:
                 seat.tell(PolicyChanged(policy))
                 self._dispatcher.monitor.beat(seat, policy.heartbeat_seconds)
+
+    def _part(self) -> float:
+        """Return which part of the subscription is here."""
+        return sum(seat.engine is not None for seat in self.seats) / len(self.seats)

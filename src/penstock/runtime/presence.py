@@ -16,7 +16,7 @@ from penstock.errors import LeaseError, LeaseLost, PenstockError, StoreClosed
 from penstock.runtime.entrances import Host, Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.clock import Clock
     from penstock.rows import Lease
@@ -75,6 +75,31 @@ class Presence(Loop):
                 # It ended with the one above it, before anybody heard of it.
         raise LeaseLost(f"the lease of this process, {self._owner}, cannot be kept: the machine is too busy")
 
+    async def acquire_some(self, names: Sequence[str], owner: str, most: int) -> list[Lease]:
+        """Acquire those of these leases that nobody holds, at most so many, under that of this process."""
+        leases = self._host.store.leases
+        above = self._lease or await self._appear()
+        try:
+            some = await self._host.call(leases.acquire_some, names, owner, most, under=above)
+        except LeaseLost:
+            if self._lease is not None and self._lease.epoch == above.epoch:
+                self._vanished("its lease is over")
+            return []
+        except PenstockError:
+            raise
+        except BaseException:
+            self._orphans.update(((name, owner), None) for name in names)  # nobody knows which of them were acquired
+            raise
+        if self.lapsed or self._lease is None or self._lease.epoch != above.epoch:
+            return []  # they ended with the one above them, before anybody heard of them
+        self._held.update(lease.epoch for lease in some)
+        return some
+
+    @property
+    def name(self) -> str:
+        """The name of the lease of this process."""
+        return f"process/{self._owner}"
+
     async def give_back(self, lease: Lease, *, clean: bool) -> None:
         """Release a lease; one that cannot be released now is released later."""
         self._held.discard(lease.epoch)
@@ -100,7 +125,7 @@ class Presence(Loop):
         async with self._appearing:
             if self._lease is not None:
                 return self._lease
-            name = f"process/{self._owner}"
+            name = self.name
             began = self._clock.monotonic()
             lease = await self._host.call(self._host.store.leases.acquire, name, self._owner, self._seconds)
             if lease is None:

@@ -13,6 +13,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
 from penstock.engine.messages import (
     Ask,
     ConsumerLeft,
@@ -43,11 +45,13 @@ from penstock.errors import (
 )
 from penstock.rows import ParkedFilter, Partition
 from penstock.runtime.blocks import fetched_row, read_items
+from penstock.runtime.ledger import TOPIC as LEDGER
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from penstock.engine.messages import Input
+    from penstock.engine.share import Slots
     from penstock.rows import Cursor, Fence, Lease, Parked, Shard, Subscription, TopicInfo, Waiting
     from penstock.runtime.dispatcher import Dispatcher
     from penstock.runtime.member import Member
@@ -56,6 +60,10 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 5.0
+
+
+def _row(waiting: Waiting) -> Row:
+    return Row(*waiting[1:], slot=waiting.shard.slot)
 
 
 class Seen(NamedTuple):
@@ -86,6 +94,7 @@ class Seat:
         "lost_unwritten",
         "member",
         "partition",
+        "recorded",
         "shard",
         "topic",
         "trouble",
@@ -101,6 +110,7 @@ class Seat:
         self.partition = Partition(shard.log_id, shard.partition)
         self.lease_name = f"shard/{shard.log_id}/{shard.subscription}/{shard.slot}/{shard.partition}"
         self.lease: Lease | None = None
+        self.recorded = dispatcher.with_ledger and topic.name != LEDGER
         self.engine: Engine | None = None
         self.index = -1
         """Its place in the monitor's columns."""
@@ -119,9 +129,14 @@ class Seat:
         self._changing = asyncio.Lock()
 
     @property
-    def fence(self) -> Fence | None:
+    def fences(self) -> tuple[Fence, ...]:
         """What its writes carry."""
-        return None if self.lease is None else self.lease.fence
+        return () if self.lease is None else (self.lease.fence,)
+
+    @property
+    def slots(self) -> Slots | None:
+        """Which slots it has, if it shares the partition with others."""
+        return None
 
     @property
     def tries_alone(self) -> bool:
@@ -156,10 +171,10 @@ class Seat:
     async def _take(self) -> bool:
         if self.lease is not None:
             # What was lost in this process's own life has killed nobody, and need not be suspected.
-            await self._dispatcher.presence.give_back(self.lease, clean=True)
+            await self._give_back(self.lease, clean=True)
             self.lease = None
         presence = self._dispatcher.presence
-        lease = await presence.acquire(self.lease_name, self.member.owner)
+        lease = await self._acquire()
         if lease is None:
             return False
         losses = presence.losses
@@ -167,11 +182,11 @@ class Seat:
         try:
             cursor, rows, head, subscription = await self._host.call(self._load)
         except BaseException:
-            await self._dispatcher.presence.give_back(lease, clean=lease.clean)
+            await self._give_back(lease, clean=lease.clean)
             raise
         if presence.lapsed or presence.losses != losses:
             # This process was silent for too long in between: somebody else may have the shard by now.
-            await presence.give_back(lease, clean=lease.clean)
+            await self._give_back(lease, clean=lease.clean)
             return False
         self.lease = lease
         if self.member.looks == looks:
@@ -189,11 +204,12 @@ class Seat:
             number=cursor.number,
             partition=self.shard.partition,
             policy=self.member.policy,
-            rows=[Row(*row[1:]) for row in rows],
+            rows=[_row(row) for row in rows],
             clean=lease.clean,
             head=head,
             now=now,
             rate=self.member.rate,
+            slots=self.slots,
         )
         if cursor.next_offset > head:
             logger.error(
@@ -207,6 +223,13 @@ class Seat:
         self.member.spread()
         self.tell(HeadMoved(head))
         return True
+
+    async def _acquire(self) -> Lease | None:
+        """Have the right to the shard; None if somebody else has it."""
+        return await self._dispatcher.presence.acquire(self.lease_name, self.member.owner)
+
+    async def _give_back(self, lease: Lease, *, clean: bool) -> None:
+        await self._dispatcher.presence.give_back(lease, clean=clean)
 
     def _load(self) -> tuple[Cursor, list[Waiting], int, Subscription]:
         store, shard = self._host.store, self.shard
@@ -229,7 +252,7 @@ class Seat:
             log_id=shard.log_id,
             subscription=shard.subscription,
             states=frozenset({"waiting"}),
-            slots=frozenset({shard.slot}),
+            slots=frozenset({shard.slot} if self.slots is None else np.flatnonzero(self.slots).tolist()),
             partition=shard.partition,
             offsets=offsets,
         )
@@ -254,7 +277,7 @@ class Seat:
     async def _leave(self, *, clean: bool) -> None:
         if self.engine is None:
             if self.lease is not None:
-                await self._dispatcher.presence.give_back(self.lease, clean=True)
+                await self._give_back(self.lease, clean=True)
                 self.lease = None
             return
         self.tell(ConsumerLeft())
@@ -266,7 +289,7 @@ class Seat:
         if self.lease is not None:
             # It may have been lost while it was saved: the subscription was moved, and the lease is still held.
             clean = engine is None or (saved and not engine.suspecting)
-            await self._dispatcher.presence.give_back(self.lease, clean=clean)
+            await self._give_back(self.lease, clean=clean)
             self.lease = None
 
     def _emptied(self) -> Engine | None:
@@ -314,8 +337,9 @@ class Seat:
         try:
             log = self._host.store.log
             items = await self._host.call(
-                read_items, log, self.partition, asked.start, asked.events_max, asked.bytes_max
-            )
+                read_items, log, self.partition, asked.start, asked.events_max, asked.bytes_max,
+                slotted=self.slots is not None,
+            )  # fmt: skip
             told = ReadDone(asked.start, items)
             self._well("read")
         except Trimmed as trimmed:
@@ -390,4 +414,4 @@ class Seat:
         if cursor.generation != engine.progress.generation:
             self.lose(f"it was moved to offset {cursor.next_offset}")
             return
-        self.tell(RowsSeen(tuple(Row(*row[1:]) for row in rows if row.replay)))
+        self.tell(RowsSeen(tuple(_row(row) for row in rows if row.replay)))

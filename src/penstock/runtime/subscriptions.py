@@ -46,7 +46,9 @@ logger = logging.getLogger(__name__)
 Start: TypeAlias = "Literal['earliest', 'latest'] | int | datetime | Mapping[int, int]"
 """Where to begin: by name, at an offset (or offsets by partition), or at a time of appending."""
 
-MODES: Final = ("exclusive", "failover")
+SHARED: Final = ("key_shared",)
+"""Modes in which several consumers have a subscription at a time."""
+MODES: Final = ("exclusive", "failover", *SHARED)
 ROWS_AT_A_TIME: Final = 1_000
 SEEK_TRIES: Final = 100
 """How often a seek is tried while the owner goes on to write."""

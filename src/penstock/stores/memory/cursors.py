@@ -121,10 +121,10 @@ class MemoryCursors:
         if settling.settled.end > log.end:
             raise BeyondEnd.at(shard, settling.settled.end, log.first, log.end)
         before = self._state.cursors.get(shard) or Cursor(shard=shard, next_offset=0)
-        after = settle(before, settling)
+        after, record = settle(before, settling)
         self._put([after])
-        if settling.record is not None:
-            self._record(settling.record(before, after))
+        if record:
+            self._record(record)
 
     def _record(self, record: bytes) -> None:
         self._last_settlement += 1

@@ -282,10 +282,9 @@ class Step:
 
     def _settle(self, settling: Settling) -> Cursor:
         """Return the cursor with what one of its owners has settled; nothing is taken of a commit that this refuses."""
-        before = self._cursor(settling.shard)
-        after = settle(before, settling)
-        if settling.record is not None:
-            self._records.append(settling.record(before, after))
+        after, record = settle(self._cursor(settling.shard), settling)
+        if record:
+            self._records.append(record)
         return after
 
     def _parked_now(self, key: ParkedKey) -> Row | None:

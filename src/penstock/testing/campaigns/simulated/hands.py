@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.bus.consumer import Delivery
     from penstock.rows import Partition, TopicInfo
     from penstock.runtime.member import Member
+    from penstock.runtime.team import Place
     from penstock.testing.campaigns.simulated.audit import Audit
     from penstock.testing.campaigns.simulated.manner import Manner
     from penstock.testing.simulator import Process, World
@@ -112,7 +113,7 @@ class Hands:
             number += 1
             owner = f"{process.name}-{number}"
 
-            async def join(owner: str = owner) -> Member:
+            async def join(owner: str = owner) -> Member | Place:
                 found = await process.call(process.store.cursors.subscription, self._topic.log_id, SUBSCRIPTION)
                 if found is None:
                     raise StoreError("the subscription is gone")

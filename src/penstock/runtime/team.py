@@ -1,0 +1,534 @@
+"""Team: all consumers of one `key_shared` subscription in this process, and the slots that it has of it.
+
+The 64 slots of a subscription are spread evenly over its consumers, wherever they run, without anybody who decides.
+Each consumer has a lease that says that it is there, and each slot one that says whose it is; whoever looks at all of
+them can say how many slots are whose due. A process with more than its due lets go of some, and a process with less
+takes some that are free. So a consumer that comes or goes moves as many slots as are its due, and no others.
+
+Slots that are acquired together are a *holding*, with a seat for each partition. They leave one by one, each as soon as
+nothing of it is in hand and everything of it is written. What a holding shares with others is the cursor of each
+partition, to which every owner adds what it has settled (`penstock.settling`).
+
+Within the process slots are given to consumers in memory, and go from one to another at once: a lane is in one hand
+at a time, whoever's that is, so that its order is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from penstock.engine.messages import Ask, ConsumerLeft, Leaving, Left
+from penstock.engine.share import SLOTS, slots_of
+from penstock.errors import PenstockError, StaleDelivery, StoreClosed
+from penstock.runtime.member import Member
+from penstock.runtime.seat import Seat
+from penstock.runtime.subscriptions import shard_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from penstock.engine.messages import Deliver
+    from penstock.engine.share import Slots
+    from penstock.offsets import Gap
+    from penstock.rows import Fence, Lease, Subscription, TopicInfo
+    from penstock.runtime.dispatcher import Dispatcher
+
+logger = logging.getLogger(__name__)
+
+LEAVING_SECONDS: Final = 0.01
+"""How often it is looked whether a slot that leaves is in hand still."""
+STUCK_SECONDS: Final = 5.0
+"""A slot that cannot leave for so long is named in the log."""
+
+
+# --- who is due how much ----------------------------------------------------------------------
+
+
+def dues(consumers: Sequence[str]) -> dict[str, int]:
+    """Return how many slots are each consumer's due: as many as any other's, or one more for the first by name."""
+    count = len(consumers)
+    return {
+        name: SLOTS // count + (place < SLOTS % count) for place, name in enumerate(sorted(consumers))
+    }  # fmt: skip
+
+
+def spread(slots: Iterable[int], consumers: Sequence[int], before: Mapping[int, int]) -> dict[int, int]:
+    """Return whose each slot is, evenly and with as few moves as can be from how it was."""
+    found: dict[int, int] = {}
+    wanted = sorted(slots)
+    if not consumers:
+        return found
+    room = {consumer: len(wanted) // len(consumers) for consumer in consumers}
+    spare = len(wanted) % len(consumers)
+    left = []
+    for slot in wanted:
+        consumer = before.get(slot)
+        if consumer in room and room[consumer] > 0:
+            found[slot], room[consumer] = consumer, room[consumer] - 1
+        else:
+            left.append(slot)
+    for slot in list(left):  # those who had one more before keep it, as far as there are such
+        consumer = before.get(slot)
+        if spare and consumer in room and room[consumer] == 0:
+            found[slot], room[consumer], spare = consumer, -1, spare - 1
+            left.remove(slot)
+    for consumer in consumers:
+        while left and room[consumer] > 0:
+            found[left.pop(0)], room[consumer] = consumer, room[consumer] - 1
+        if left and spare and room[consumer] == 0:
+            found[left.pop(0)], spare = consumer, spare - 1
+    return found
+
+
+# --- slots that were acquired together --------------------------------------------------------
+
+
+class SlotSeat(Seat):
+    """A partition of a holding."""
+
+    __slots__ = ("holding", "left_clean")
+
+    def __init__(self, dispatcher: Dispatcher, team: Team, partition: int, holding: Holding) -> None:
+        super().__init__(dispatcher, team, team.topic, shard_of(team.topic, team.subscription.name, partition))
+        self.holding = holding
+        self.left_clean = True
+
+    @property
+    def fences(self) -> tuple[Fence, ...]:
+        """What its writes carry: the leases of all of its slots."""
+        return tuple(lease.fence for lease in self.holding.leases.values())
+
+    @property
+    def slots(self) -> Slots | None:
+        """Which slots it has."""
+        return slots_of(self.holding.leases)
+
+    async def _acquire(self) -> Lease | None:
+        return self.holding.lease
+
+    async def _give_back(self, lease: Lease, *, clean: bool) -> None:
+        """Note how it was left: the leases are the holding's, and go when all of its seats have left."""
+        self.left_clean = clean
+
+
+class Holding:
+    """Slots that were acquired together, with a seat for each partition."""
+
+    def __init__(self, dispatcher: Dispatcher, team: Team, leases: Mapping[int, Lease]) -> None:
+        self.leases = dict(leases)
+        self.leaving: dict[int, None] = {}
+        """Slots that are to go to another owner."""
+        self.clean = all(lease.clean for lease in leases.values())
+        self.seats = [SlotSeat(dispatcher, team, partition.number, self) for partition in team.topic.partitions]
+        self.departure: asyncio.Task[None] | None = None
+
+    @property
+    def lease(self) -> Lease | None:
+        """Its first lease, for all of them; what one of them left in flight is in the shares of all."""
+        first = next(iter(self.leases.values()), None)
+        return None if first is None else first._replace(clean=self.clean)
+
+    @property
+    def staying(self) -> list[int]:
+        """The slots that it keeps."""
+        return [slot for slot in self.leases if slot not in self.leaving]
+
+    def leave(self, slots: Iterable[int]) -> None:
+        """Let these slots leave, and no others."""
+        self.leaving = dict.fromkeys(slots)
+        for seat in self.seats:
+            seat.tell(Leaving(slots_of(self.leaving)))
+
+    def left(self, slots: Iterable[int]) -> list[Lease]:
+        """Have these slots no more; returns their leases."""
+        gone = list(slots)
+        for seat in self.seats:
+            seat.tell(Left(slots_of(gone)))
+        for slot in gone:
+            self.leaving.pop(slot, None)
+        return [self.leases.pop(slot) for slot in gone]
+
+    def busy(self, slots: Iterable[int]) -> set[int]:
+        """Return which of these slots cannot leave: something of them is handed over, or not written."""
+        busy = np.zeros(SLOTS, np.bool_)
+        for seat in self.seats:
+            if seat.engine is not None:
+                busy |= seat.engine.busy_slots
+        return {slot for slot in slots if busy[slot]}
+
+
+class View(NamedTuple):
+    """What the leases of a subscription say."""
+
+    consumers: list[Lease]
+    slots: dict[int, Lease]
+
+
+# --- consumers --------------------------------------------------------------------------------
+
+
+class Place:
+    """One consumer of a team; what `Member` is to the consumer of another subscription."""
+
+    def __init__(self, team: Team, number: int, owner: str, on_gap: Callable[[int, Gap], None]) -> None:
+        self.team = team
+        self.number = number
+        self.owner = owner
+        self.on_gap = on_gap
+        self.lease: Lease | None = None
+        self.slots: Slots = slots_of(())
+        self.closed = False
+        self._awake = asyncio.Event()
+        self._waited_at = 0.0
+
+    @property
+    def seats(self) -> list[Seat]:
+        """The seats that it may be given events of."""
+        return self.team.seats
+
+    @property
+    def ended(self) -> BaseException | None:
+        """Why it can go on no more."""
+        return self.team.ended
+
+    @property
+    def present(self) -> bool:
+        """Whether what was handed over is still its own, as far as this process can tell by itself."""
+        return self.team.present
+
+    @property
+    def gaps(self) -> int:
+        """How many holes were declared."""
+        return self.team.gaps
+
+    def take(self, events_max: int, bytes_max: int, *, singly: bool) -> tuple[Seat, Deliver] | None:
+        """Return the next events of its slots."""
+        return self.team.take_for(self, Ask(events_max, bytes_max, singly, self.number, self.slots))
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        self._awake.set()
+
+    async def wait(self) -> None:
+        """Return when something may have changed."""
+        await self._awake.wait()
+        self._waited_at = self.team.clock.monotonic()
+
+    @property
+    def breathless(self) -> bool:
+        """Whether this consumer has not waited for a while."""
+        return self.team.is_breathless(self._waited_at)
+
+    async def breathe(self) -> None:
+        """Let others run."""
+        await asyncio.sleep(0)
+        self._waited_at = self.team.clock.monotonic()
+
+    def settle_down(self) -> None:
+        """Forget earlier calls of `wake`."""
+        self._awake.clear()
+
+    async def flush(self) -> None:
+        """Return when everything that was settled is on the medium; `StaleDelivery`, once, if some of it never will."""
+        await self.team.flush()
+
+
+class Team(Member):
+    """The consumers of a subscription in this process, and what they have of it."""
+
+    def __init__(self, dispatcher: Dispatcher, topic: TopicInfo, subscription: Subscription) -> None:
+        super().__init__(dispatcher, topic, subscription, dispatcher.presence.name, self._tell_gap)
+        self.clock = dispatcher.clock
+        self.places: dict[int, Place] = {}
+        self.holdings: list[Holding] = []
+        self._whose: dict[int, int] = {}
+        """Which consumer has each slot."""
+        self._numbers = 0
+        self._losses = dispatcher.presence.losses
+        self._balancing = asyncio.Lock()
+        self._unwritten: StaleDelivery | None = None
+        """What was settled and lost with a holding, until somebody is told."""
+
+    def _first_seats(self) -> list[Seat]:
+        return []
+
+    def _prefix(self, what: str) -> str:
+        return f"{what}/{self.topic.log_id}/{self.subscription.name}/"
+
+    # --- coming and going ---------------------------------------------------------------------
+
+    async def add(self, owner: str, on_gap: Callable[[int, Gap], None]) -> Place:
+        """Let a consumer come."""
+        self._numbers += 1
+        place = Place(self, self._numbers, owner, on_gap)
+        self.places[place.number] = place
+        try:
+            await self.balance()
+        except BaseException:
+            await self.remove(place)
+            raise
+        return place
+
+    async def remove(self, place: Place) -> None:
+        """Let a consumer go: what it holds is given to the others, and the last one gives everything back."""
+        place.closed = True
+        place.wake()
+        self.places.pop(place.number, None)
+        for seat in self.seats:
+            seat.tell(ConsumerLeft(place.number))
+        lease, place.lease = place.lease, None
+        if not self.places:
+            await self.leave()
+        if lease is not None:
+            await self._dispatcher.presence.give_back(lease, clean=True)
+        if self.places:
+            self._assign()
+            self._dispatcher.watch.wake()
+
+    async def leave(self) -> None:
+        """Give everything back."""
+        self.closed = True
+        for place in self.places.values():
+            place.closed = True
+        self.wake()
+        async with self._balancing:
+            for holding in self.holdings:
+                if holding.departure is not None:
+                    holding.departure.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await holding.departure
+            await asyncio.gather(*(self._give_up(holding) for holding in self.holdings))
+            self.holdings = []
+            self.seats = []
+
+    async def _give_up(self, holding: Holding) -> None:
+        await asyncio.gather(*(seat.leave() for seat in holding.seats))
+        clean = all(seat.left_clean for seat in holding.seats)
+        for lease in holding.leases.values():
+            await self._dispatcher.presence.give_back(lease, clean=clean)
+
+    @property
+    def empty_seats(self) -> list[Seat]:
+        """None that wait for others: what is free is found by `balance`."""
+        return []
+
+    def lost(self, _seat: Seat) -> None:
+        """Note that a seat was lost; the next balance loads it again, or gives its holding up."""
+        self.spread()
+        self.wake()
+        self._dispatcher.watch.wake()
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        for place in self.places.values():
+            place.wake()
+
+    def end(self, error: BaseException) -> None:
+        """Go on no more, and say why to whoever waits."""
+        super().end(error)
+        self.wake()
+
+    def _tell_gap(self, partition: int, gap: Gap) -> None:
+        for place in list(self.places.values()):
+            place.on_gap(partition, gap)
+            return  # one of them is enough: it is one hole
+
+    def is_breathless(self, waited_at: float) -> bool:
+        """Whether a consumer that waited then has kept the event loop to itself for too long."""
+        self._waited_at = waited_at
+        return self.breathless
+
+    def take_for(self, place: Place, ask: Ask) -> tuple[Seat, Deliver] | None:
+        """Return the next events for a consumer."""
+        return self._take(ask) if place.slots.any() else None
+
+    def _part(self) -> float:
+        return sum(len(holding.leases) for holding in self.holdings) / SLOTS
+
+    async def flush(self) -> None:
+        """Return when everything that was settled is on the medium; `StaleDelivery`, once, if some of it never will."""
+        await super().flush()
+        if self._unwritten is not None:
+            error, self._unwritten = self._unwritten, None
+            raise error
+
+    # --- balancing ----------------------------------------------------------------------------
+
+    async def balance(self) -> None:
+        """Have what is due: let go of what is too much, and take what is missing and free."""
+        async with self._balancing:
+            if self.closed or self.ended is not None:
+                return
+            presence = self._dispatcher.presence
+            if presence.lapsed or presence.losses != self._losses:
+                self._losses = presence.losses
+                self._lose_all("this process was silent for longer than its lease")
+            for place in list(self.places.values()):
+                if place.lease is None:
+                    place.lease = await presence.acquire(f"{self._prefix('member')}{place.owner}", place.owner)
+            view = await self._dispatcher.host.call(self._look)
+            self._drop_lost(view)
+            await self._load_seats()
+            await self._fit(view)
+            self._assign()
+
+    def _look(self) -> View:
+        leases = self._dispatcher.host.store.leases
+        prefix = self._prefix("slot")
+        slots = {int(lease.name[len(prefix) :]): lease for lease in leases.held(prefix)}
+        return View(leases.held(self._prefix("member")), slots)
+
+    def _drop_lost(self, view: View) -> None:
+        """Give up holdings of which somebody else has a slot."""
+        for holding in list(self.holdings):
+            for slot, lease in holding.leases.items():
+                found = view.slots.get(slot)
+                if found is None or found.epoch != lease.epoch:
+                    self._lose(holding, f"slot {slot} has another owner")
+                    break
+
+    def _lose_all(self, why: str) -> None:
+        for holding in list(self.holdings):
+            self._lose(holding, why)
+        for place in self.places.values():
+            place.lease = None
+
+    def _lose(self, holding: Holding, why: str) -> None:
+        if holding.departure is not None:
+            holding.departure.cancel()
+        for seat in holding.seats:
+            seat.lose(why)
+            if seat.lost_unwritten:
+                self._unwritten = StaleDelivery(str(seat), seat.lost_because)
+        self._forget(holding)
+
+    def _forget(self, holding: Holding) -> None:
+        self.holdings.remove(holding)
+        gone = set(holding.seats)
+        self.seats = [seat for seat in self.seats if seat not in gone]
+        for seat in gone:
+            self.suspected.pop(seat, None)
+
+    async def _load_seats(self) -> None:
+        """Load what is empty, at first or because the subscription was moved."""
+        for holding in list(self.holdings):
+            for seat in holding.seats:
+                if seat.engine is None and await seat.take():
+                    if holding.leaving:
+                        seat.tell(Leaving(slots_of(holding.leaving)))
+                    self._dispatcher.monitor.race(seat)
+            holding.clean = True  # whatever was left in flight is known to its engines from now on
+
+    async def _fit(self, view: View) -> None:
+        presence = self._dispatcher.presence
+        due = dues([lease.name for lease in view.consumers])
+        mine = sum(due[lease.name] for lease in view.consumers if lease.under and lease.under.lease == presence.name)
+        staying = sum(len(holding.staying) for holding in self.holdings)
+        if staying > mine:
+            self._let_go(staying - mine)
+        elif staying < mine:
+            missing = mine - staying - self._keep(mine - staying)
+            free = [slot for slot in range(SLOTS) if slot not in view.slots]
+            if missing and free:
+                await self._acquire(free, missing)
+
+    def _let_go(self, count: int) -> None:
+        """Let so many slots leave; of the smallest holdings first, so that few are left."""
+        for holding in sorted(self.holdings, key=lambda each: len(each.leases)):
+            some = holding.staying[-count:] if count else []
+            if some:
+                count -= len(some)
+                holding.leave([*holding.leaving, *some])
+                self._depart(holding)
+
+    def _keep(self, count: int) -> int:
+        """Let slots stay that were to leave; returns how many."""
+        kept = 0
+        for holding in self.holdings:
+            some = list(holding.leaving)[: count - kept]
+            if some:
+                kept += len(some)
+                holding.leave([slot for slot in holding.leaving if slot not in some])
+        return kept
+
+    async def _acquire(self, free: Sequence[int], most: int) -> None:
+        prefix = self._prefix("slot")
+        names = {f"{prefix}{slot}": slot for slot in free}
+        leases = await self._dispatcher.presence.acquire_some(list(names), self.owner, most)
+        # Suspects are tried one at a time: what was given back cleanly does not wait for them.
+        for clean in (True, False):
+            some = {names[lease.name]: lease for lease in leases if lease.clean is clean}
+            if some:
+                holding = Holding(self._dispatcher, self, some)
+                self.holdings.append(holding)
+                self.seats = [*self.seats, *holding.seats]
+        if leases:
+            logger.debug("%s: %d slots more", self._prefix("team"), len(leases))
+            await self._load_seats()
+
+    def _assign(self) -> None:
+        """Give the slots to the consumers."""
+        slots = [slot for holding in self.holdings for slot in holding.staying]
+        self._whose = spread(slots, list(self.places), self._whose)
+        for place in self.places.values():
+            place.slots = slots_of(slot for slot, number in self._whose.items() if number == place.number)
+        self.spread()
+        self.wake()
+
+    # --- slots that leave ---------------------------------------------------------------------
+
+    def _depart(self, holding: Holding) -> None:
+        if holding.departure is None or holding.departure.done():
+            holding.departure = asyncio.get_running_loop().create_task(self._departs(holding))
+
+    async def _departs(self, holding: Holding) -> None:
+        """Let slots go one by one, each when nothing of it is in hand and everything of it is written."""
+        began = self.clock.monotonic()
+        try:
+            while holding.leaving and holding in self.holdings:
+                free = [slot for slot in holding.leaving if slot not in holding.busy(holding.leaving)]
+                if free:
+                    await self._release(holding, free)
+                elif self.clock.monotonic() - began > STUCK_SECONDS:
+                    began = self.clock.monotonic()
+                    stuck = sorted(holding.leaving)
+                    logger.warning("%s: slots %s cannot go, their handlers hold them", self._prefix("team"), stuck)
+                if holding.leaving:
+                    await self.clock.pause(LEAVING_SECONDS)
+        except StoreClosed:
+            pass
+        except (PenstockError, OSError) as error:
+            logger.info("%s: slots could not go, and will: %s", self._prefix("team"), error)
+        self._dispatcher.watch.wake()
+
+    async def _release(self, holding: Holding, slots: Sequence[int]) -> None:
+        with suppress(StaleDelivery):  # a seat that was lost has nothing to write
+            await self._dispatcher.committer.flush(holding.seats)
+        if holding not in self.holdings:
+            return
+        still = holding.busy(slots)
+        gone = [slot for slot in slots if slot in holding.leaving and slot not in still]
+        clean = not any(seat.suspecting for seat in holding.seats)
+        leases = holding.left(gone)
+        if not holding.leases:
+            self._forget(holding)
+            for seat in holding.seats:
+                await seat.leave()
+        for lease in leases:
+            await self._dispatcher.presence.give_back(lease, clean=clean)
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return what this process has, for people."""
+        return [
+            {
+                "slots": sorted(holding.leases),
+                "leaving": sorted(holding.leaving),
+                "busy": sorted(holding.busy(holding.leases)),
+            }
+            for holding in self.holdings
+        ]
