@@ -31,6 +31,9 @@ def tell_call(
     if port is store.leases:
         if function.__name__ == "acquire" and isinstance(answer, Lease):
             journal.granted(answer.name, answer.epoch)
+        elif function.__name__ == "acquire_some" and isinstance(answer, list):
+            for lease in answer:
+                journal.granted(lease.name, lease.epoch)
     elif port is store.cursors and function.__name__ == "commit":
         commits = args[0]
         refusals = [answer] * len(commits) if isinstance(answer, BaseException) else answer

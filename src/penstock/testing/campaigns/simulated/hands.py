@@ -49,7 +49,15 @@ class Hands:
     def begin(self, process: Process) -> None:
         """Let a process do what it is for."""
         process.run(self._publish(process))
-        process.run(self._consume(process))
+        dispatcher = Dispatcher(
+            process,
+            owner=f"owner-{process.number}",
+            clock=self._world.clock,
+            jitter=process.chance.random,
+            lease_seconds=LEASE_SECONDS,
+        )
+        for number in range(self._manner.consumers):
+            process.run(self._consume(process, dispatcher, number))
 
     # --- publishing ---------------------------------------------------------------------------
 
@@ -98,20 +106,13 @@ class Hands:
 
     # --- consuming ----------------------------------------------------------------------------
 
-    async def _consume(self, process: Process) -> None:
+    async def _consume(self, process: Process, dispatcher: Dispatcher, which: int) -> None:
         """Consume for as long as the process lives, with a new consumer whenever the last one came to an end."""
-        dispatcher = Dispatcher(
-            process,
-            owner=f"owner-{process.number}",
-            clock=self._world.clock,
-            jitter=process.chance.random,
-            lease_seconds=LEASE_SECONDS,
-        )
         topic = Topic("orders", bytes, partitions=len(self._topic.partitions))
         number = 0
         while True:
             number += 1
-            owner = f"{process.name}-{number}"
+            owner = f"{process.name}-{number}" + ("" if which == 0 else f"-{which}")
 
             async def join(owner: str = owner) -> Member | Place:
                 found = await process.call(process.store.cursors.subscription, self._topic.log_id, SUBSCRIPTION)

@@ -26,6 +26,8 @@ class Manner:
     policy: Policy = field(default_factory=Policy)
     partitions: int = 1
     processes: int = 2
+    consumers: int = 1
+    """Of each process."""
     publishes: int = 6
     """How often each process publishes."""
     seconds: float = SECONDS

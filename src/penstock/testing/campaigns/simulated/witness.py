@@ -8,7 +8,10 @@ the journal's.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from penstock.offsets import Range
 from penstock.runtime.ledger import decode_record
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.errors import StoreError
     from penstock.ports import Cursors
-    from penstock.rows import Commit
+    from penstock.rows import Commit, Cursor
     from penstock.runtime.ledger import Record
     from penstock.testing.journal import Journal
 
@@ -51,7 +54,17 @@ class Witness:
             if not commit.fences and cursor.generation:
                 self.began[cursor.shard.partition, cursor.generation] = cursor.next_offset
         if commit.settlement:
-            record = decode_record(commit.settlement)
+            self._asked_record(commit, commit.settlement)
+
+    def asked_settling(self, commit: Commit, after: Cursor, record: bytes) -> None:
+        """Take what becomes of a shared cursor, in the transaction that writes it."""
+        self._tell_cursor(after, Outcome.UNKNOWN)
+        if record:
+            self._asked_record(commit, record)
+
+    def _asked_record(self, commit: Commit, settlement: bytes) -> None:
+        if settlement:
+            record = decode_record(settlement)
             life = (record.partition, record.generation)
             # After a seek, one that was brought back may come once more, and has its end in this life yet to come.
             began, ended = self.began.get(life, 0), self._ended[life]
@@ -59,18 +72,19 @@ class Witness:
             self._brought_back[record.partition, record.number] = again
             ended.update(*(span for _, span in self.settled(record)))
 
-    def answered(self, commit: Commit, answer: StoreError | None) -> None:
-        """Take what became of it."""
+    def answered(self, commit: Commit, answer: StoreError | None, settled: tuple[Cursor, bytes] | None = None) -> None:
+        """Take what became of it; of a shared cursor, and of the record of that."""
         outcome = Outcome.OK if answer is None else Outcome.FAILED
         for fence in commit.fences:
             self._journal.wrote(*fence, outcome)
+        cursors, settlement = (commit.cursors, commit.settlement) if settled is None else ((settled[0],), settled[1])
         if answer is None:
-            for cursor in commit.cursors:
+            for cursor in cursors:
                 self._tell_cursor(cursor, outcome)
-            if commit.settlement:
-                self.tell_record(decode_record(commit.settlement))
-        elif commit.settlement:
-            record = decode_record(commit.settlement)
+            if settlement:
+                self.tell_record(decode_record(settlement))
+        elif settlement:
+            record = decode_record(settlement)
             self._ended[record.partition, record.generation].difference_update(
                 *(span for _, span in self.settled(record))
             )
@@ -109,9 +123,25 @@ class WitnessedCursors:
 
     def commit(self, commits: Sequence[Commit]) -> list[StoreError | None]:
         """Commit, and tell."""
-        for commit in commits:
+        settled: dict[int, tuple[Cursor, bytes]] = {}
+        watched = []
+        for at, commit in enumerate(commits):
             self._witness.asked(commit)
-        answers = self._cursors.commit(commits)
-        for commit, answer in zip(commits, answers, strict=True):
-            self._witness.answered(commit, answer)
+            settling = commit.settling
+            if settling is not None:
+                settling = replace(settling, record=partial(self._record, commit, at, settled))
+            watched.append(replace(commit, settling=settling))
+        answers = self._cursors.commit(watched)
+        for at, (commit, answer) in enumerate(zip(commits, answers, strict=True)):
+            self._witness.answered(commit, answer, settled.get(at))
         return answers
+
+    def _record(
+        self, commit: Commit, at: int, settled: dict[int, tuple[Cursor, bytes]], before: Cursor, after: Cursor
+    ) -> bytes:
+        assert commit.settling is not None
+        assert commit.settling.record is not None
+        record = commit.settling.record(before, after)
+        settled[at] = (after, record)
+        self._witness.asked_settling(commit, after, record)
+        return record
