@@ -75,6 +75,7 @@ class Dispatcher:
         self.members: dict[Member, None] = {}
         self.teams: dict[tuple[str, str], Team] = {}
         """By log and subscription: those whose consumers share what this process has of it."""
+        self.teams_made = 0
         self.waiting: dict[Member, None] = {}
         """Those that may have an empty seat."""
         self.own_changes = OwnChanges()

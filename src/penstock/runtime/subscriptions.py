@@ -234,7 +234,6 @@ def _try_to_seek(store: Store, cursor: Cursor, to: int, now_us: int) -> None:
         log_id=shard.log_id,
         subscription=shard.subscription,
         states=frozenset({"waiting"}),
-        slots=frozenset({shard.slot}),
         partition=shard.partition,
     )
     rows = store.parked.page(wanted, limit=ROWS_AT_A_TIME)

@@ -242,7 +242,10 @@ class Team(Member):
     """The consumers of a subscription in this process, and what they have of it."""
 
     def __init__(self, dispatcher: Dispatcher, topic: TopicInfo, subscription: Subscription) -> None:
-        super().__init__(dispatcher, topic, subscription, dispatcher.presence.name, self._tell_gap)
+        # A name of its own: the leases of an earlier team, which is about to give them back, are not this one's.
+        dispatcher.teams_made += 1
+        owner = f"{dispatcher.presence.name}/{dispatcher.teams_made}"
+        super().__init__(dispatcher, topic, subscription, owner, self._tell_gap)
         self.clock = dispatcher.clock
         self.places: dict[int, Place] = {}
         self.holdings: list[Holding] = []
@@ -251,6 +254,8 @@ class Team(Member):
         self._numbers = 0
         self._losses = dispatcher.presence.losses
         self._balancing = asyncio.Lock()
+        self._going: set[int] = set()
+        """The epochs of leases that are being given back."""
         self._unwritten: StaleDelivery | None = None
         """What was settled and lost with a holding, until somebody is told."""
 
@@ -373,6 +378,7 @@ class Team(Member):
                     place.lease = await presence.acquire(f"{self._prefix('member')}{place.owner}", place.owner)
             view = await self._dispatcher.host.call(self._look)
             self._drop_lost(view)
+            await self._disown(view)
             await self._load_seats()
             await self._fit(view)
             self._assign()
@@ -391,6 +397,14 @@ class Team(Member):
                 if found is None or found.epoch != lease.epoch:
                     self._lose(holding, f"slot {slot} has another owner")
                     break
+
+    async def _disown(self, view: View) -> None:
+        """Give back what the leases say is here and is not: an answer was lost, or a holding was given up."""
+        known = {lease.epoch for holding in self.holdings for lease in holding.leases.values()} | self._going
+        for slot, lease in list(view.slots.items()):
+            if lease.owner == self.owner and lease.epoch not in known:
+                await self._dispatcher.presence.give_back(lease, clean=False)
+                del view.slots[slot]
 
     def _lose_all(self, why: str) -> None:
         for holding in list(self.holdings):
@@ -515,12 +529,17 @@ class Team(Member):
         gone = [slot for slot in slots if slot in holding.leaving and slot not in still]
         clean = not any(seat.suspecting for seat in holding.seats)
         leases = holding.left(gone)
-        if not holding.leases:
-            self._forget(holding)
-            for seat in holding.seats:
-                await seat.leave()
-        for lease in leases:
-            await self._dispatcher.presence.give_back(lease, clean=clean)
+        going = {lease.epoch for lease in leases}
+        self._going |= going
+        try:
+            if not holding.leases:
+                self._forget(holding)
+                for seat in holding.seats:
+                    await seat.leave()
+            for lease in leases:
+                await self._dispatcher.presence.give_back(lease, clean=clean)
+        finally:
+            self._going -= going
 
     def report(self) -> list[dict[str, Any]]:
         """Return what this process has, for people."""
