@@ -39,13 +39,13 @@ class Scene:
     def bus(self, lease_seconds: float = 60.0) -> Bus:
         return Bus(settings=settings_of(self.root, lease_seconds), topics=[topic])
 
-    async def publish(self, count: int, first: int = 0) -> None:
-        """Publish so many events over seven keys."""
+    async def publish(self, count: int, first: int = 0, *, keys: int = 7) -> None:
+        """Publish so many events over a few keys."""
         async with self.bus() as bus:
             if not self.log:
                 self.log = (await bus._directory.info(topic.name)).log_id
             for number in range(first, first + count):
-                payload, key = b"%d" % number, f"k{number % 7}"
+                payload, key = b"%d" % number, f"k{number % keys}"
                 receipt = await bus.publish(topic, payload, key=key)
                 [(partition, offsets)] = receipt.offsets.items()
                 assert offsets is not None

@@ -170,6 +170,13 @@ class Shard:
         return self._work.in_flight
 
     @property
+    def at_rest(self) -> bool:
+        """Whether it can be loaded anew without a difference: nothing is in hand, delayed, suspected or unwritten."""
+        work = self._work
+        quiet = not work.in_flight and not work.pages.delayed and self._suspects is None
+        return quiet and not self.progress.dirty and not self.progress.writing
+
+    @property
     def in_memory(self) -> int:
         """How many events are read and not settled."""
         work = self._work

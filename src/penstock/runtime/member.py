@@ -20,7 +20,7 @@ from penstock.runtime.seat import Seat
 from penstock.runtime.subscriptions import shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.engine.messages import Deliver
     from penstock.offsets import Gap
@@ -131,9 +131,9 @@ class Member:
 
     def take(self, events_max: int, bytes_max: int, *, singly: bool) -> tuple[Seat, Deliver] | None:
         """Return the next events, of whichever shard has some; they take turns."""
-        return self._take(Ask(events_max, bytes_max, singly))
+        return self._take(Ask(events_max, bytes_max, singly), self.seats)
 
-    def _take(self, ask: Ask) -> tuple[Seat, Deliver] | None:
+    def _take(self, ask: Ask, seats: Sequence[Seat]) -> tuple[Seat, Deliver] | None:
         if not self.present:
             return None
         for seat in list(self.suspected):
@@ -143,9 +143,9 @@ class Member:
             if seat.tries_alone:
                 return None
             self.suspected.pop(seat, None)
-        count = len(self.seats)
+        count = len(seats)
         for at in range(count):
-            seat = self.seats[(self._turn + at) % count]
+            seat = seats[(self._turn + at) % count]
             if seat.engine is None:
                 continue
             handed = seat.tell(ask)

@@ -16,7 +16,7 @@ from penstock.errors import LeaseError, LeaseLost, PenstockError, StoreClosed
 from penstock.runtime.entrances import Host, Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.clock import Clock
     from penstock.rows import Lease
@@ -109,6 +109,12 @@ class Presence(Loop):
             pass  # somebody else has it, or it ends with this process
         except Exception as error:  # noqa: BLE001 - closing goes on
             logger.info("lease %r could not be released, and will be later: %s", lease.name, error)
+            self._orphans[lease.name, lease.owner] = None
+
+    def abandon(self, leases: Iterable[Lease]) -> None:
+        """Have leases released later, which nobody here can wait for."""
+        for lease in leases:
+            self._held.discard(lease.epoch)
             self._orphans[lease.name, lease.owner] = None
 
     async def _release_orphans(self) -> None:

@@ -44,6 +44,11 @@ LEAVING_SECONDS: Final = 0.01
 """How often it is looked whether a slot that leaves is in hand still."""
 STUCK_SECONDS: Final = 5.0
 """A slot that cannot leave for so long is named in the log."""
+REST_SECONDS: Final = 0.2
+"""So long holdings rest at most, so that they can be joined …"""
+JOIN_SECONDS: Final = 2.0
+JOIN_SECONDS_MAX: Final = 60.0
+"""… and so long they are left alone after that, if they did not come to rest."""
 
 
 # --- who is due how much ----------------------------------------------------------------------
@@ -126,6 +131,8 @@ class Holding:
         self.clean = all(lease.clean for lease in leases.values())
         self.seats = [SlotSeat(dispatcher, team, partition.number, self) for partition in team.topic.partitions]
         self.departure: asyncio.Task[None] | None = None
+        self.resting = False
+        """Nothing is handed over for the moment."""
 
     @property
     def lease(self) -> Lease | None:
@@ -160,6 +167,17 @@ class Holding:
             if seat.engine is not None:
                 busy |= seat.engine.busy_slots
         return {slot for slot in slots if busy[slot]}
+
+    @property
+    def may_join(self) -> bool:
+        """Whether it may become one with others."""
+        engines = [seat.engine for seat in self.seats]
+        return not self.leaving and all(engine is not None and not engine.suspecting for engine in engines)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether it can be loaded anew without a difference."""
+        return all(seat.engine is not None and seat.engine.at_rest for seat in self.seats)
 
 
 class View(NamedTuple):
@@ -256,6 +274,8 @@ class Team(Member):
         self._balancing = asyncio.Lock()
         self._going: set[int] = set()
         """The epochs of leases that are being given back."""
+        self._join_at = 0.0
+        self._join_seconds = JOIN_SECONDS
         self._unwritten: StaleDelivery | None = None
         """What was settled and lost with a holding, until somebody is told."""
 
@@ -312,10 +332,20 @@ class Team(Member):
             self.seats = []
 
     async def _give_up(self, holding: Holding) -> None:
-        await asyncio.gather(*(seat.leave() for seat in holding.seats))
-        clean = all(seat.left_clean for seat in holding.seats)
-        for lease in holding.leases.values():
-            await self._dispatcher.presence.give_back(lease, clean=clean)
+        clean = False
+        try:
+            await asyncio.gather(*(seat.leave() for seat in holding.seats))
+            clean = all(seat.left_clean for seat in holding.seats)
+        finally:
+            await self._give_back(list(holding.leases.values()), clean=clean)
+
+    async def _give_back(self, leases: list[Lease], *, clean: bool) -> None:
+        try:
+            while leases:
+                await self._dispatcher.presence.give_back(leases[-1], clean=clean)
+                leases.pop()
+        finally:
+            self._dispatcher.presence.abandon(leases)  # if this was cut off
 
     @property
     def empty_seats(self) -> list[Seat]:
@@ -350,7 +380,8 @@ class Team(Member):
 
     def take_for(self, place: Place, ask: Ask) -> tuple[Seat, Deliver] | None:
         """Return the next events for a consumer."""
-        return self._take(ask) if place.slots.any() else None
+        seats = [seat for holding in self.holdings if not holding.resting for seat in holding.seats]
+        return self._take(ask, seats) if place.slots.any() else None
 
     def _part(self) -> float:
         return sum(len(holding.leases) for holding in self.holdings) / SLOTS
@@ -381,6 +412,7 @@ class Team(Member):
             await self._disown(view)
             await self._load_seats()
             await self._fit(view)
+            await self._join_holdings()
             self._assign()
 
     def _look(self) -> View:
@@ -485,6 +517,43 @@ class Team(Member):
             logger.debug("%s: %d slots more", self._prefix("team"), len(leases))
             await self._load_seats()
 
+    async def _join_holdings(self) -> None:
+        """Let holdings be one: each reads the whole log for its slots.
+
+        For that they rest for a moment. Those that do not come to rest in time, since a handler takes long, stay as
+        they are for a while.
+        """
+        now = self.clock.monotonic()
+        candidates = [holding for holding in self.holdings if holding.may_join]
+        if len(candidates) < 2 or now < self._join_at:
+            return
+        for holding in candidates:
+            holding.resting = True
+        try:
+            while not all(holding.at_rest for holding in candidates) and self.clock.monotonic() < now + REST_SECONDS:
+                await self.clock.pause(LEAVING_SECONDS)
+            rested = [holding for holding in candidates if holding in self.holdings and holding.at_rest]
+            if len(rested) < 2:
+                self._join_at = self.clock.monotonic() + self._join_seconds
+                self._join_seconds = min(self._join_seconds * 2, JOIN_SECONDS_MAX)
+                return
+            self._join_seconds = JOIN_SECONDS
+            joined = Holding(
+                self._dispatcher, self, {slot: lease for holding in rested for slot, lease in holding.leases.items()}
+            )
+            joined.clean = True
+            for holding in rested:
+                for seat in holding.seats:
+                    await seat.leave()
+                self._forget(holding)
+            self.holdings.append(joined)
+            self.seats = [*self.seats, *joined.seats]
+            await self._load_seats()
+        finally:
+            for holding in candidates:
+                holding.resting = False
+            self.wake()
+
     def _assign(self) -> None:
         """Give the slots to the consumers."""
         slots = [slot for holding in self.holdings for slot in holding.staying]
@@ -536,10 +605,11 @@ class Team(Member):
                 self._forget(holding)
                 for seat in holding.seats:
                     await seat.leave()
-            for lease in leases:
-                await self._dispatcher.presence.give_back(lease, clean=clean)
         finally:
-            self._going -= going
+            try:
+                await self._give_back(leases, clean=clean)
+            finally:
+                self._going -= going
 
     def report(self) -> list[dict[str, Any]]:
         """Return what this process has, for people."""
