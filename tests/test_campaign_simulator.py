@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from penstock.testing.campaigns.campaign import Report
 from penstock.testing.campaigns.planted import delivery as planted_delivery
 from penstock.testing.campaigns.planted import log as planted_log
 from penstock.testing.campaigns.planted.tools import changed
+from penstock.testing.campaigns.runner import find
 from penstock.testing.campaigns.simulated import CAMPAIGN, hint, live, replay
 from penstock.testing.machine.faults import FAILING
 from penstock.testing.simulator import CALM, Plan
@@ -31,18 +33,20 @@ CHUNK = 25
 WORKERS = 2
 
 
-def lives(first: int) -> list[tuple[str, str]]:
+def lives(campaign: str, first: int) -> list[tuple[str, str]]:
     """Live some lives in a process of its own; returns what was found, and how to see it again."""
     report = Report(rounds=CHUNK)
-    CAMPAIGN.run(report, first)
+    find(campaign).run(report, first)
     return [(finding.what, finding.replay) for finding in report.findings]
 
 
 @pytest.mark.timeout(900)
-def test_five_hundred_lives_in_which_everything_goes_wrong() -> None:
+@pytest.mark.parametrize("campaign", ["c1", "c1s"])
+def test_five_hundred_lives_in_which_everything_goes_wrong(campaign: str) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(WORKERS, mp_context=context) as workers:
-        findings = [found for some in workers.map(lives, range(0, SEEDS, CHUNK)) for found in some]
+        found = workers.map(partial(lives, campaign), range(0, SEEDS, CHUNK))
+        findings = [finding for some in found for finding in some]
     for what, where in findings:
         sys.stdout.write(f"{where}\n{what}\n\n")
     assert findings == []

@@ -19,7 +19,7 @@ def consume(
     topic: TopicName,
     name: Name,
     *,
-    mode: Mode,
+    mode: Mode = "key_shared",
     start: Annotated[
         str, typer.Option(metavar=places.METAVAR, help=f"Where a new one begins: {places.HELP}")
     ] = "earliest",

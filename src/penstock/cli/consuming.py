@@ -102,12 +102,15 @@ class _Consumption:
 
     def _tell_state(self, consumer: Consumer[bytes]) -> None:
         from penstock.engine.policy import Policy
+        from penstock.runtime.subscriptions import SHARED
 
         subscription = self._store.cursors.subscription(self._info.log_id, self._name)
         if subscription is not None and Policy.of(subscription.policy).paused:
             say(f"the subscription is paused: `penstock resume {self._info.name} {self._name}` lets it go on")
         others = [each.number for each in self._info.partitions if each.number not in consumer.active]
-        if others:
+        if others and subscription is not None and subscription.mode in SHARED:
+            say("the other consumers have all of it: this one gets its part as soon as they can let go of it")
+        elif others:
             say(f"standing by: another consumer has {', '.join(f'{self._info.name}/{number}' for number in others)}")
 
     async def _ended(self, pump: asyncio.Future[None], ending: asyncio.Future[int]) -> None:

@@ -222,8 +222,9 @@ def _row(document: dict[str, Any]) -> tuple[str, ...]:
 @app.command()
 def show(context: typer.Context, topic: TopicName, name: Name, as_json: Json = False) -> None:
     """Show one subscription: its policy, and each partition with its consumer."""
+    from penstock.cli import sharing
     from penstock.clock import SystemClock
-    from penstock.runtime.subscriptions import lag
+    from penstock.runtime.subscriptions import SHARED, lag
 
     with context.ensure_object(Session).open_store() as (store, _):
         info = find_topic(store, topic)
@@ -235,6 +236,7 @@ def show(context: typer.Context, topic: TopicName, name: Name, as_json: Json = F
         document["created_at"] = shown_time_us(subscription.created_at) if subscription.created_at else None
         document["policy"] = policy_document(subscription)
         document["partitions"] = _partitions(store, info, name, lags)
+        document["sharing"] = sharing.processes(store, info, name) if subscription.mode in SHARED else []
     if as_json:
         print_json(document)
     else:
@@ -310,6 +312,11 @@ def _print_subscription(document: dict[str, Any]) -> None:
         ],
         numbers={"partition", *columns, "oldest", "epoch", "generation"},
     )
+    if document["sharing"]:
+        from penstock.cli import sharing
+
+        print()
+        sharing.print_processes(document["sharing"])
 
 
 # --- create, set and rm ---------------------------------------------------------------------------
@@ -321,7 +328,7 @@ def create(  # what is not used below is taken from the context, all at once
     topic: TopicName,
     name: Name,
     *,
-    mode: Mode,
+    mode: Mode = "key_shared",
     start: Annotated[str | None, typer.Option(metavar=places.METAVAR, help=f"Where it begins: {places.HELP}")] = None,
     max_retries: MaxRetries = None,
     backoff: Backoff = None,
@@ -435,7 +442,7 @@ def _differences(before: Subscription, after: Subscription) -> list[str]:
 def remove(context: typer.Context, topic: TopicName, name: Name, yes: Yes = False) -> None:
     """Delete a subscription with its progress and its dead letters."""
     from penstock.clock import SystemClock
-    from penstock.runtime.subscriptions import lag
+    from penstock.runtime.subscriptions import lag, members_prefix
 
     with context.ensure_object(Session).open_store() as (store, _):
         info = find_topic(store, topic)
@@ -447,6 +454,7 @@ def remove(context: typer.Context, topic: TopicName, name: Name, yes: Yes = Fals
             return
         document = document_of(info, subscription, lag(store, info, subscription, SystemClock().time_us()))
         leases = [holder(store, info, name, each.number) for each in info.partitions]
+        leases += store.leases.held(members_prefix(info.log_id, name))
     owners = sorted({shown_text(lease.owner) for lease in leases if lease is not None})
     print_table(
         ("topic", "subscription", "mode", "not settled", "retries that wait", "dead letters", "consumers"),

@@ -56,6 +56,16 @@ SLOT: Final = 0
 """The only slot of a subscription whose shards are its partitions."""
 
 
+def members_prefix(log_id: str, name: str) -> str:
+    """Return how the names of the leases begin that say which consumers share a subscription."""
+    return f"member/{log_id}/{name}/"
+
+
+def slots_prefix(log_id: str, name: str) -> str:
+    """Return how the names of the leases of its slots begin; the number of the slot follows."""
+    return f"slot/{log_id}/{name}/"
+
+
 def shard_of(topic: TopicInfo, name: str, partition: int) -> Shard:
     """Return the shard that has a whole partition."""
     return Shard(topic.log_id, name, SLOT, partition)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from penstock.engine.share import SLOTS, slots_of
 from penstock.errors import PenstockError, StaleDelivery, StoreClosed
 from penstock.runtime.member import Member
 from penstock.runtime.seat import Seat
-from penstock.runtime.subscriptions import shard_of
+from penstock.runtime.subscriptions import members_prefix, shard_of, slots_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -265,6 +265,8 @@ class Team(Member):
         owner = f"{dispatcher.presence.name}/{dispatcher.teams_made}"
         super().__init__(dispatcher, topic, subscription, owner, self._tell_gap)
         self.clock = dispatcher.clock
+        self._members = members_prefix(topic.log_id, subscription.name)
+        self._slots = slots_prefix(topic.log_id, subscription.name)
         self.places: dict[int, Place] = {}
         self.holdings: list[Holding] = []
         self._whose: dict[int, int] = {}
@@ -279,11 +281,11 @@ class Team(Member):
         self._unwritten: StaleDelivery | None = None
         """What was settled and lost with a holding, until somebody is told."""
 
+    def __str__(self) -> str:
+        return f"subscription {self.subscription.name!r} of {self.topic.name}"
+
     def _first_seats(self) -> list[Seat]:
         return []
-
-    def _prefix(self, what: str) -> str:
-        return f"{what}/{self.topic.log_id}/{self.subscription.name}/"
 
     # --- coming and going ---------------------------------------------------------------------
 
@@ -406,7 +408,7 @@ class Team(Member):
                 self._lose_all("this process was silent for longer than its lease")
             for place in list(self.places.values()):
                 if place.lease is None:
-                    place.lease = await presence.acquire(f"{self._prefix('member')}{place.owner}", place.owner)
+                    place.lease = await presence.acquire(f"{self._members}{place.owner}", place.owner)
             view = await self._dispatcher.host.call(self._look)
             self._drop_lost(view)
             await self._disown(view)
@@ -417,9 +419,8 @@ class Team(Member):
 
     def _look(self) -> View:
         leases = self._dispatcher.host.store.leases
-        prefix = self._prefix("slot")
-        slots = {int(lease.name[len(prefix) :]): lease for lease in leases.held(prefix)}
-        return View(leases.held(self._prefix("member")), slots)
+        slots = {int(lease.name.removeprefix(self._slots)): lease for lease in leases.held(self._slots)}
+        return View(leases.held(self._members), slots)
 
     def _drop_lost(self, view: View) -> None:
         """Give up holdings of which somebody else has a slot."""
@@ -503,8 +504,7 @@ class Team(Member):
         return kept
 
     async def _acquire(self, free: Sequence[int], most: int) -> None:
-        prefix = self._prefix("slot")
-        names = {f"{prefix}{slot}": slot for slot in free}
+        names = {f"{self._slots}{slot}": slot for slot in free}
         leases = await self._dispatcher.presence.acquire_some(list(names), self.owner, most)
         # Suspects are tried one at a time: what was given back cleanly does not wait for them.
         for clean in (True, False):
@@ -514,7 +514,7 @@ class Team(Member):
                 self.holdings.append(holding)
                 self.seats = [*self.seats, *holding.seats]
         if leases:
-            logger.debug("%s: %d slots more", self._prefix("team"), len(leases))
+            logger.debug("%s: %d slots more", self, len(leases))
             await self._load_seats()
 
     async def _join_holdings(self) -> None:
@@ -580,13 +580,13 @@ class Team(Member):
                 elif self.clock.monotonic() - began > STUCK_SECONDS:
                     began = self.clock.monotonic()
                     stuck = sorted(holding.leaving)
-                    logger.warning("%s: slots %s cannot go, their handlers hold them", self._prefix("team"), stuck)
+                    logger.warning("%s: slots %s cannot go yet: their handlers take long", self, stuck)
                 if holding.leaving:
                     await self.clock.pause(LEAVING_SECONDS)
         except StoreClosed:
             pass
         except (PenstockError, OSError) as error:
-            logger.info("%s: slots could not go, and will: %s", self._prefix("team"), error)
+            logger.info("%s: slots could not go, and will: %s", self, error)
         self._dispatcher.watch.wake()
 
     async def _release(self, holding: Holding, slots: Sequence[int]) -> None:
@@ -610,14 +610,3 @@ class Team(Member):
                 await self._give_back(leases, clean=clean)
             finally:
                 self._going -= going
-
-    def report(self) -> list[dict[str, Any]]:
-        """Return what this process has, for people."""
-        return [
-            {
-                "slots": sorted(holding.leases),
-                "leaving": sorted(holding.leaving),
-                "busy": sorted(holding.busy(holding.leases)),
-            }
-            for holding in self.holdings
-        ]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MODULES = {
     "c0": "planted",
     "c1": "simulated",
+    "c1s": "simulated.shared",
     "c2": "virtual.crashes",
     "c3": "power",
     "c4": "syscalls",

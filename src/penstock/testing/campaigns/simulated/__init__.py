@@ -90,12 +90,12 @@ def replay(seed: int, plan: Plan | None = None, **manner: Any) -> str:
     return story
 
 
-def run(report: Report, seed: int) -> None:
+def run(report: Report, seed: int, **manner: Any) -> None:
     """Live the lives of consecutive seeds."""
     for each in range(seed, seed + report.rounds):
-        problems, world, life = live(each)
+        problems, world, life = live(each, **manner)
         if problems:
-            report.found("\n".join(problems[:10]), hint(each))
+            report.found("\n".join(problems[:10]), hint(each, **manner))
         report.count("events delivered", life.audit.deliveries)
         report.count("processes started", len(world.processes))
         report.count("power losses", sum(" the power is lost" in line for line in world.trace))
@@ -105,9 +105,10 @@ def run(report: Report, seed: int) -> None:
         report.finish_round()
 
 
-def hint(seed: int) -> str:
+def hint(seed: int, **manner: Any) -> str:
     """Say how to see a life again."""
-    return f'seed {seed}: python -c "from penstock.testing.campaigns.simulated import replay; replay({seed})"'
+    given = "".join(f", {name}={value!r}" for name, value in manner.items())
+    return f'seed {seed}: python -c "from penstock.testing.campaigns.simulated import replay; replay({seed}{given})"'
 
 
 CAMPAIGN = Campaign(
