@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.testing.campaigns.campaign import Campaign
-from penstock.testing.campaigns.planted import delivery, engines, forks, log, scenes, state
+from penstock.testing.campaigns.planted import delivery, engines, forks, log, scenes, shards, state
 from penstock.testing.campaigns.planted.hunts import (
     REORDERED,
     crashes_during,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.testing.campaigns.campaign import Report
 
 C1: Final = "c1"
+C1S: Final = "c1s"
 C2: Final = "c2"
 C5: Final = "c5"
 RECOVERY: Final = "scenes of recovery"
@@ -48,6 +49,15 @@ KILLERS: Final[dict[str, Any]] = {
 }  # fmt: skip
 LATER: Final[dict[str, Any]] = {"kinds": FLAKY, "keys": KEYS, "delays": (2.0,), "disturbances": PEACE}
 """Whatever fails is parked."""
+
+
+MANY_KEYS: Final = tuple(b"%d" % key for key in range(12))
+SHARED: Final[dict[str, Any]] = {"mode": "key_shared", "consumers": 2}
+MOVES: Final[dict[str, Any]] = {
+    **SHARED, "processes": 3, "partitions": 1, "kinds": ("good", "slow"), "keys": MANY_KEYS,
+    "tired": 0.3, "publishes": 12, "batches": False, "disturbances": PEACE,
+}  # fmt: skip
+"""Slots go from one process to another all the time, and their handlers are slow."""
 
 
 class Bug(NamedTuple):
@@ -233,6 +243,34 @@ BUGS: Final = (
         delivery.record_appended_twice,
         C1,
         lives_of_delivery(1, Plan(fails_before=0.1, fails_after=0.1), disturbances=PEACE),
+    ),
+    # How a subscription is shared
+    _bug(shards.removed_consumer_acked, C1S, lives_of_delivery(34, **SHARED)),
+    _bug(shards.slot_goes_while_in_hand, C1S, lives_of_delivery(0, CALM, **MOVES)),
+    _bug(
+        shards.slot_goes_before_its_commit,
+        C1S,
+        lives_of_delivery(4, CALM, policy={"checkpoint_events": 10, "checkpoint_seconds": 0.4}, **MOVES),
+    ),
+    _bug(shards.slots_of_others_taken, C1S, lives_of_delivery(1, **SHARED)),
+    _bug(shards.lost_answer_keeps_its_slots, C1S, lives_of_delivery(0, **SHARED)),
+    _bug(shards.slots_of_a_dead_process_taken_for_clean, C1S, lives_of_delivery(0, CALM, **SHARED, **KILLERS)),
+    _bug(shards.rows_of_all_slots_loaded, C1S, lives_of_delivery(26, **SHARED)),
+    _bug(shards.passed_over_is_settled, C1S, lives_of_delivery(0, **SHARED)),
+    _bug(shards.progress_of_others_overwritten, C1S, lives_of_delivery(0, **SHARED)),
+    _bug(shards.attempts_of_others_overwritten, C1S, lives_of_delivery(0, CALM, **SHARED, **KILLERS)),
+    _bug(
+        shards.settled_without_a_lease,
+        C1S,
+        lives_of_delivery(
+            74,
+            Plan(frozen=0.1, frozen_seconds=6.0, slow=0.2, slow_seconds=3.0),
+            **SHARED,
+            processes=3,
+            keys=MANY_KEYS,
+            publishes=12,
+            disturbances=("freeze",),
+        ),
     ),
 )
 

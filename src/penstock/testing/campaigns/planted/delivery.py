@@ -99,8 +99,8 @@ def parked_event_overtaken() -> AbstractContextManager[None]:
     """Hand a lane's events over while an earlier one is parked."""
     right = original(Lanes, "__init__")
 
-    def init(self: Lanes, pages: Any, _aside: Any) -> None:
-        right(self, pages, {})
+    def init(self: Lanes, pages: Any, _aside: Any, **options: Any) -> None:
+        right(self, pages, {}, **options)
 
     return changed(Lanes, __init__=init)
 
@@ -137,7 +137,7 @@ def poisoned_lane_dropped() -> AbstractContextManager[None]:
 def leaving_is_acking() -> AbstractContextManager[None]:
     """Settle what a consumer has in its hands when it leaves."""
 
-    def give_all_back(self: Work) -> None:
+    def give_all_back(self: Work, _consumer: int | None = None) -> None:
         for some in self.pages.all_held():
             self._settle(some, Outcome.ACKED)
         self.deadlines.clear()

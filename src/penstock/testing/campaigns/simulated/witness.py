@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from penstock.offsets import Range
+from penstock.offsets import Bitmap, Range
 from penstock.runtime.ledger import decode_record
 from penstock.testing.journal import Outcome
 
@@ -54,23 +54,28 @@ class Witness:
             if not commit.fences and cursor.generation:
                 self.began[cursor.shard.partition, cursor.generation] = cursor.next_offset
         if commit.settlement:
-            self._asked_record(commit, commit.settlement)
+            self._asked_record(commit, commit.cursors[0], commit.settlement)
 
     def asked_settling(self, commit: Commit, after: Cursor, record: bytes) -> None:
         """Take what becomes of a shared cursor, in the transaction that writes it."""
         self._tell_cursor(after, Outcome.UNKNOWN)
         if record:
-            self._asked_record(commit, record)
+            self._asked_record(commit, after, record)
 
-    def _asked_record(self, commit: Commit, settlement: bytes) -> None:
-        if settlement:
-            record = decode_record(settlement)
-            life = (record.partition, record.generation)
-            # After a seek, one that was brought back may come once more, and has its end in this life yet to come.
-            began, ended = self.began.get(life, 0), self._ended[life]
-            again = {row.offset for row in commit.parked if row.replay and (row.offset in ended or row.offset < began)}
-            self._brought_back[record.partition, record.number] = again
-            ended.update(*(span for _, span in self.settled(record)))
+    def _asked_record(self, commit: Commit, cursor: Cursor, settlement: bytes) -> None:
+        record = decode_record(settlement)
+        life = (record.partition, record.generation)
+        # After a seek, an event whose dead letter was brought back may come from the log as well. What becomes of its
+        # row is its end in this life only if the cursor has passed it; else the event itself is still to come.
+        began, ended = self.began.get(life, 0), self._ended[life]
+        passed = Bitmap.from_bytes(cursor.next_offset, cursor.settled)
+        again = {
+            row.offset
+            for row in commit.parked
+            if row.replay and (row.offset < began or row.offset in ended or row.offset not in passed)
+        }
+        self._brought_back[record.partition, record.number] = again
+        ended.update(*(span for _, span in self.settled(record)))
 
     def answered(self, commit: Commit, answer: StoreError | None, settled: tuple[Cursor, bytes] | None = None) -> None:
         """Take what became of it; of a shared cursor, and of the record of that."""
