@@ -408,5 +408,5 @@ def run(seed: int, steps: int = 120) -> Model:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_promise_holds_whatever_a_shard_is_told(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "GONE_BYTES_MAX", seed % 3 * 50)
+    monkeypatch.setattr(pages, "GONE_WINDOWS", seed % 3 / 10)
     run(seed)

@@ -194,7 +194,7 @@ def test_latencies_are_those_of_every_single_event_whatever_was_appended_togethe
 def test_a_page_that_few_events_keep_alive_is_narrowed_to_them_if_it_keeps_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pages, "GONE_BYTES_MAX", 900)
+    monkeypatch.setattr(pages, "GONE_WINDOWS", 900 / Policy().window_bytes)
     world = World()
     world.publish(*keyed(*range(100)))
     world.ask()
@@ -215,7 +215,7 @@ def test_small_pages_that_few_events_keep_alive_are_narrowed_when_they_are_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pages, "JOINED_EVENTS_MAX", 10)
-    monkeypatch.setattr(pages, "GONE_BYTES_MAX", 500)
+    monkeypatch.setattr(pages, "GONE_WINDOWS", 500 / Policy().window_bytes)
     world = World(chunk=10)
     world.publish(*keyed(*range(100)))
     world.ask()
@@ -230,7 +230,7 @@ def test_small_pages_that_few_events_keep_alive_are_narrowed_when_they_are_many(
 
 
 def test_a_joined_page_that_few_events_keep_alive_lets_go_of_the_other_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "GONE_BYTES_MAX", 0)
+    monkeypatch.setattr(pages, "GONE_WINDOWS", 0.0)
     world = World(chunk=1)
     world.publish(*keyed(*range(64)))
     world.ask()

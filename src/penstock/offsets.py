@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -117,6 +117,10 @@ class Gap:
         return f"gap {self.range}: {self.reason}"
 
 
+DENSE: Final = 16
+"""Offsets are dense if no more than one of so many between the first and the last is missing."""
+
+
 class RangeSet:
     """A mutable set of offsets, kept as sorted ranges that neither overlap nor touch.
 
@@ -138,14 +142,25 @@ class RangeSet:
     @classmethod
     def from_offsets(cls, offsets: NDArray[np.int64] | Iterable[int]) -> Self:
         """Build the set of these offsets, given in any order, repeated or not."""
-        ordered = np.sort(_int64(offsets))
-        if not ordered.size:
+        given = _int64(offsets)
+        if not given.size:
             return cls()
         # One Range checks the bounds of them all.
-        hull = Range(int(ordered[0]), int(ordered[-1]) + 1)
-        breaks = np.flatnonzero(np.diff(ordered) > 1)
-        starts = [hull.start, *ordered[breaks + 1].tolist()]
-        return cls._of(starts, [*(ordered[breaks] + 1).tolist(), hull.stop])
+        hull = Range(int(given.min()), int(given.max()) + 1)
+        if len(hull) <= DENSE * given.size:
+            # Marked in their order, and found by their edges: faster than to sort them.
+            cells = np.zeros(len(hull) + 2, np.bool_)
+            cells[given - (hull.start - 1)] = True
+            edges = (np.flatnonzero(cells[1:] != cells[:-1]) + hull.start).tolist()
+            starts, stops = edges[::2], edges[1::2]
+        else:
+            ordered = np.sort(given)
+            breaks = np.flatnonzero(np.diff(ordered) > 1)
+            starts = [hull.start, *ordered[breaks + 1].tolist()]
+            stops = [*(ordered[breaks] + 1).tolist(), hull.stop]
+        result = cls()
+        result._starts, result._stops = starts, stops
+        return result
 
     @classmethod
     def _of(cls, starts: list[int], stops: list[int]) -> Self:

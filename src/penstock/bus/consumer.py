@@ -266,7 +266,8 @@ class DeliveredBatch(_Hand):
                 found[-1] = Range(last.start, mine.stop)
             else:
                 found.append(mine)
-        return found
+        arrays = [each for each in found if not isinstance(each, Range)]
+        return [np.concatenate(arrays)] if len(arrays) == len(found) > 1 else found
 
 
 class Consumer(Generic[T]):

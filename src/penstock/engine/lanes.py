@@ -91,7 +91,7 @@ class Lanes:
         self, events_max: int, bytes_max: int, *, slots: Slots | None, until: int | None, first: bool
     ) -> list[Some]:
         chosen: list[Some] = []
-        barred = self._held_lanes() if self._pages.held else None
+        barred = self._held_lanes(slots) if self._pages.held else None
         delayed = self._first_delayed() if self._pages.delayed else {}
         for page in self._pages:
             if events_max <= 0 or (until is not None and page.start >= until):
@@ -138,12 +138,19 @@ class Lanes:
                 indexes, lanes = indexes[free], lanes[free]
         return indexes
 
-    def _held_lanes(self) -> NDArray[np.int64]:
+    def _held_lanes(self, slots: Slots | None = None) -> NDArray[np.int64] | None:
+        """Return the lanes that are in hand, if there are any; a lane is of one slot, so that others do not matter."""
         found = []
         for page in self._pages:
-            if page.held:
-                keyless = np.array([page.lane], np.int64)
-                found.append(keyless if page.keyless else page.lanes[page.in_state(HELD)])
+            if not page.held:
+                continue
+            rows = page.in_state(HELD)
+            if slots is not None:
+                rows = rows[slots[page.slots[rows]]]
+            if len(rows):
+                found.append(np.array([page.lane], np.int64) if page.keyless else page.lanes[rows])
+        if not found:
+            return None
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _first_delayed(self) -> dict[int, int]:

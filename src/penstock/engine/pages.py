@@ -31,8 +31,9 @@ GONE: Final = 4
 
 NARROW_FROM: Final = 8
 """A page may be narrowed when no more than one of so many of its events is open …"""
-GONE_BYTES_MAX: Final = 1 << 20
-"""… and is, when all pages together keep more than this of events that are gone. Most pages go before that."""
+GONE_WINDOWS: Final = 1.0
+"""… and is, when all pages together keep more of events that are gone than so many windows have bytes. Most pages go
+before that, and to narrow one copies each event that is left."""
 JOINED_EVENTS_MAX: Final = 1_024
 JOINED_BYTES_MAX: Final = 1 << 18
 """Chunks are joined to a page of at most this size: small, because it keeps all of them in memory until it goes."""
@@ -377,7 +378,7 @@ class Pages:
             page.gone_bytes += nbytes
             self.gone_bytes += nbytes
 
-    def sweep(self) -> None:
+    def sweep(self, window_bytes: int) -> None:
         """Drop pages of which nothing is open any more, and narrow those of which little is, if they keep much."""
         if not self._touched:
             return
@@ -393,7 +394,7 @@ class Pages:
         if dropped:
             self._pages = [page for page in self._pages if page.open]
             self._starts = [page.start for page in self._pages]
-        while self._sparse and self.gone_bytes > GONE_BYTES_MAX:
+        while self._sparse and self.gone_bytes > GONE_WINDOWS * window_bytes:
             page = next(iter(self._sparse))
             del self._sparse[page]
             # A page that has grown by what was joined to it since comes again when that is gone.

@@ -56,7 +56,8 @@ class Progress:
         """How many events were settled or parked since the last step."""
         self._outcomes: defaultdict[Outcome, RangeSet] = defaultdict(RangeSet)
         self._acked_singly: list[int] = []
-        """Acked, and not among the outcomes yet: together they cost less than one by one."""
+        self._acked_many: list[NDArray[np.int64]] = []
+        """Acked, and not among the outcomes yet: together they cost less, and are fewer ranges."""
         self.parks: dict[int, Park] = {}
         self._latencies = [0] * LATENCIES
         self._retried = 0
@@ -103,7 +104,10 @@ class Progress:
             self._outcomes[outcome].add(offsets)
         else:
             bitmap.set_many(offsets)
-            self._outcomes[outcome] |= RangeSet.from_offsets(offsets)
+            if outcome is Outcome.ACKED:
+                self._acked_many.append(offsets)
+            else:
+                self._outcomes[outcome] |= RangeSet.from_offsets(offsets)
         bitmap.advance()
         self.unwritten += len(offsets)
         self._touched = True
@@ -197,8 +201,9 @@ class Progress:
         """Return what is to be written now; None if nothing is, or a step is under way."""
         if not self._touched or self._writing is not None:
             return None
-        if self._acked_singly:
-            self._outcomes[Outcome.ACKED] |= RangeSet.from_offsets(self._acked_singly)
+        if self._acked_singly or self._acked_many:
+            acked = np.concatenate([np.array(self._acked_singly, np.int64), *self._acked_many])
+            self._outcomes[Outcome.ACKED] |= RangeSet.from_offsets(acked)
         recorded = any(self._outcomes.values())
         step = Step(
             number=self._number + 1 if recorded else self._number,

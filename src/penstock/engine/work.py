@@ -519,7 +519,7 @@ class Work:
             if self.aside.first:
                 for some in self.lanes.all_behind_parked():
                     self.set_aside(some)
-        self.pages.sweep()
+        self.pages.sweep(self.policy.window_bytes)
 
     def _park(self, page: Page, due_at: Mapping[int, int], failure: Failure) -> None:
         for row in self._write(page, due_at, "waiting", failure):

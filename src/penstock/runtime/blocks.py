@@ -56,6 +56,9 @@ class Blocks:
             parts = [batch.slice(span) for batch in self._batches[first:last] if batch.range.overlaps(span)]
             return [part for part in parts if len(part)]
         offsets = rows + self._start
+        if len(self._batches) == 1:
+            [batch] = self._batches
+            return [batch if len(rows) == len(batch) else batch.select(offsets)]
         places = np.unique(np.searchsorted(self._starts, offsets, side="right") - 1)
         found = []
         for place in places[places >= 0].tolist():
@@ -85,7 +88,7 @@ def read_items(
 ) -> tuple[Chunk | Gap, ...]:
     """Read, and return chunks and gaps in their order; called in a thread.
 
-    If events go to owners by their slots these are found out here, where others go on meanwhile.
+    If events go to several owners by their slots these are found out here, where others go on meanwhile.
     """
     items: list[Chunk | Gap] = []
     batches: list[Batch] = []
@@ -111,14 +114,14 @@ def _chunk(batches: list[Batch], partition: int, *, slotted: bool) -> Chunk:
             expiries = None
     counts = [len(batch) for batch in batches]
     keyed = any(batch.has("key") for batch in batches)
-    slots = np.concatenate([batch.slots() for batch in batches]).astype(np.int64) if slotted and keyed else None
+    slots = _slots(batches) if slotted and keyed else None
     appended = np.array([batch.place.appended_at if batch.place else 0 for batch in batches], np.int64)
     return Chunk(
         Range(start, stop),
         nbytes=sum(batch.total_size for batch in batches),
         sizes=partial(_sizes, batches),
         lanes=partial(_lanes, batches, partition) if keyed else None,
-        slots=None if slots is None else lambda: slots,
+        slots=(partial(_slots, batches) if slots is None else lambda: slots) if keyed else None,
         expiries=expiries,
         appended_at=np.repeat(appended, counts),
         source=Blocks(start, batches),
@@ -136,6 +139,10 @@ def _lanes(batches: Sequence[Batch], keyless: int) -> npt.NDArray[np.int64]:
         lanes = hashes.view(np.int64)
         found.append(lanes if present is None else np.where(present, lanes, keyless))
     return np.concatenate(found)
+
+
+def _slots(batches: Sequence[Batch]) -> npt.NDArray[np.int64]:
+    return np.concatenate([batch.slots() for batch in batches]).astype(np.int64)
 
 
 def fetched_row(row: Parked, topic: TopicInfo) -> FetchedRow:

@@ -154,6 +154,11 @@ class Seat:
         """Whether it goes through what an unclean end has left behind, where every group waits for a commit."""
         return self.engine is not None and self.engine.suspecting
 
+    @property
+    def parted(self) -> bool:
+        """Whether its events go to several owners, by their slots."""
+        return False
+
     def __str__(self) -> str:
         return f"subscription {self.shard.subscription!r} at {self.topic.name}/{self.shard.partition}"
 
@@ -338,7 +343,7 @@ class Seat:
             log = self._host.store.log
             items = await self._host.call(
                 read_items, log, self.partition, asked.start, asked.events_max, asked.bytes_max,
-                slotted=self.slots is not None,
+                slotted=self.parted,
             )  # fmt: skip
             told = ReadDone(asked.start, items)
             self._well("read")

@@ -113,6 +113,11 @@ class SlotSeat(Seat):
         """Which slots it has."""
         return slots_of(self.holding.leases)
 
+    @property
+    def parted(self) -> bool:
+        """Whether its events go to several owners: other processes, or consumers of this one."""
+        return len(self.holding.leases) < SLOTS or self.holding.shared
+
     async def _acquire(self) -> Lease | None:
         return self.holding.lease
 
@@ -133,6 +138,8 @@ class Holding:
         self.departure: asyncio.Task[None] | None = None
         self.resting = False
         """Nothing is handed over for the moment."""
+        self.shared = False
+        """Whether there are several consumers in this process."""
 
     @property
     def lease(self) -> Lease | None:
@@ -200,6 +207,8 @@ class Place:
         self.on_gap = on_gap
         self.lease: Lease | None = None
         self.slots: Slots = slots_of(())
+        self.alone = False
+        """Whether it is the only consumer in this process, and need not name its slots."""
         self.closed = False
         self._awake = asyncio.Event()
         self._waited_at = 0.0
@@ -226,7 +235,8 @@ class Place:
 
     def take(self, events_max: int, bytes_max: int, *, singly: bool) -> tuple[Seat, Deliver] | None:
         """Return the next events of its slots."""
-        return self.team.take_for(self, Ask(events_max, bytes_max, singly, self.number, self.slots))
+        slots = None if self.alone else self.slots
+        return self.team.take_for(self, Ask(events_max, bytes_max, singly, self.number, slots))
 
     def wake(self) -> None:
         """Let whoever waits look again."""
@@ -558,8 +568,11 @@ class Team(Member):
         """Give the slots to the consumers."""
         slots = [slot for holding in self.holdings for slot in holding.staying]
         self._whose = spread(slots, list(self.places), self._whose)
+        for holding in self.holdings:
+            holding.shared = len(self.places) > 1
         for place in self.places.values():
             place.slots = slots_of(slot for slot, number in self._whose.items() if number == place.number)
+            place.alone = len(self.places) == 1
         self.spread()
         self.wake()
 

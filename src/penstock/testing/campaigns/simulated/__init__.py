@@ -32,7 +32,7 @@ FASTER = (
     (work, {"SHORT_DELAY_SECONDS": 1.5}),
     (dispatcher, {"STANDBY_SECONDS": 0.5}),
     (entrances, {"BACKOFF_SECONDS": 0.5, "BACKOFF_SECONDS_MAX": 4.0}),
-    (pages, {"GONE_BYTES_MAX": 0}),
+    (pages, {"GONE_WINDOWS": 0.0}),
 )
 """What would be waited for longer, and what only large events would bring about. Nothing else is different, and a
 virtual second is not for nothing: everybody looks around several times in each."""
