@@ -264,6 +264,28 @@ def test_show_tells_the_policy_with_its_defaults_marked_and_every_partition(run:
     assert shown[-1][:7] == ["0", "4", "10", "6", "5", "1", "1"]
 
 
+def test_show_tells_who_shares_a_subscription_and_which_slots_are_whose(run: Run) -> None:
+    published(run, "a")
+    assert run("subscriptions", "create", "orders", "billing").code == 0
+    with topic() as (store, info):
+        shard = Shard(info.log_id, "billing", 5, 0)
+        waiting = Parked(shard=shard, offset=0, state="waiting", lane=0, event=Event())
+        assert store.cursors.commit([Commit(parked=(waiting,))]) == [None]
+        process = store.leases.acquire("process/p", "p", 60)
+        assert process is not None
+        names = [f"slot/{info.log_id}/billing/{slot}" for slot in (0, 1, 2, 5)]
+        assert len(store.leases.acquire_some(names, "team", 9, under=process)) == 4
+        store.leases.acquire(f"member/{info.log_id}/billing/worker-1", "worker-1", 60, under=process)
+        free, mine = json.loads(run("subscriptions", "show", "orders", "billing", "--json").out)["sharing"]
+        assert (free["process"], free["consumers"], len(free["slots"]), free["epochs"]) == (None, [], 60, None)
+        assert (mine["process"], mine["consumers"], mine["slots"]) == ("process/p", ["worker-1"], [0, 1, 2, 5])
+        assert (mine["parked"], mine["epochs"][1] - mine["epochs"][0]) == (1, 3)
+        shown = [" ".join(line.split()) for line in run("subscriptions", "show", "orders", "billing").out.splitlines()]
+        assert any(line.startswith("process/p worker-1 4 0-2, 5 ") for line in shown)
+        assert any(line.startswith("nobody yet - 60 3-4, 6-63 - 0") for line in shown)
+        assert "worker-1" in run("subscriptions", "rm", "orders", "billing").out
+
+
 def test_what_a_later_version_has_stored_in_a_policy_is_shown_and_kept(run: Run) -> None:
     halfway(run)
     with topic() as (store, info):

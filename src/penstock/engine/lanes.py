@@ -98,13 +98,15 @@ class Lanes:
                 break
             if not page.ready:
                 continue
-            rows: Rows = slice(0, page.size) if page.ready == page.size else page.in_state(READY)
+            rows: Rows = slice(0, page.size)
+            if slots is not None:
+                # Of the whole page at once: to choose from a choice costs more than from all.
+                rows = np.flatnonzero((page.state == READY) & slots.take(page.slots))
+            elif page.ready < page.size:
+                rows = page.in_state(READY)
             if until is not None and until < page.stop:
                 rows = Some(page, rows).indexes
                 rows = rows[rows < until - page.start]
-            if slots is not None:
-                rows = Some(page, rows).indexes
-                rows = rows[slots[page.slots[rows]]]
             if barred is not None or delayed or self._aside:
                 rows = self._of_free_lanes(page, rows, barred, delayed)
             free = Some(page, rows)

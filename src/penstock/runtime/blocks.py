@@ -17,7 +17,7 @@ from penstock.engine.messages import Chunk, FetchedRow
 from penstock.offsets import Gap, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -59,11 +59,14 @@ class Blocks:
         if len(self._batches) == 1:
             [batch] = self._batches
             return [batch if len(rows) == len(batch) else batch.select(offsets)]
-        places = np.unique(np.searchsorted(self._starts, offsets, side="right") - 1)
+        if len(offsets) >= len(self._batches):
+            places: Iterable[int] = range(len(self._batches))
+        else:
+            places = np.unique(np.searchsorted(self._starts, offsets, side="right") - 1).tolist()
         found = []
-        for place in places[places >= 0].tolist():
+        for place in places:
             batch = self._batches[place]
-            low, high = np.searchsorted(offsets, (batch.start, batch.range.stop))
+            low, high = np.searchsorted(offsets, (batch.start, batch.range.stop)).tolist()
             if low < high:
                 found.append(batch if high - low == len(batch) else batch.select(offsets[low:high]))
         return found
