@@ -357,7 +357,6 @@ def test_creating_a_subscription_again_changes_its_policy_and_not_its_place(run:
     ("arguments", "why"),
     [
         ("Billing --mode exclusive", "subscription name 'Billing' is not allowed"),
-        ("billing", "Missing option '--mode'"),
         ("billing --mode shared-ish", "--mode"),
         ("billing --mode exclusive --start earlist", "did you mean 'earliest'?"),
         ("billing --mode exclusive --start -1", "--start is '-1'"),
