@@ -24,6 +24,7 @@ AREAS = {
     "batch": "Building, checking and dividing batches; publishing to memory.",
     "delivery": "Consumers, one and ten thousand, against the bare log and disk.",
     "log": "The file store against the bare disk, in one process and many.",
+    "shards": "Consumers that share a subscription, in one process and in many.",
     "spark": "Spark's source and sink against rows from memory and to nowhere.",
 }
 """Every area, and what it measures."""

@@ -39,13 +39,19 @@ class Consumers:
         return await self._deliveries.dispatcher()
 
     def consumer(
-        self, name: str, *, topic: str = TOPIC, start: Start = "earliest", changes: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        *,
+        topic: str = TOPIC,
+        mode: str = "exclusive",
+        start: Start = "earliest",
+        changes: Mapping[str, Any] | None = None,
     ) -> Consumer[Any]:
-        """Return the only consumer of a subscription."""
+        """Return a consumer of a subscription."""
         return self._deliveries.consumer(
             topic,
             name,
-            mode="exclusive",
+            mode=mode,
             start=start,
             protect=None,
             consumer_id=None,
