@@ -87,28 +87,36 @@ class Blocks:
 
 
 def read_items(
-    log: Log, partition: Partition, start: int, events_max: int, bytes_max: int, *, slotted: bool = False
+    log: Log,
+    partition: Partition,
+    start: int,
+    events_max: int,
+    bytes_max: int,
+    *,
+    slotted: bool = False,
+    laned: bool = False,
 ) -> tuple[Chunk | Gap, ...]:
     """Read, and return chunks and gaps in their order; called in a thread.
 
-    If events go to several owners by their slots these are found out here, where others go on meanwhile.
+    If slots or lanes are going to be asked for they are found out here, where others go on meanwhile.
     """
+    chunk = partial(_chunk, partition=partition.number, slotted=slotted, laned=laned)
     items: list[Chunk | Gap] = []
     batches: list[Batch] = []
     for item in log.read(partition, start, bytes_max=bytes_max, events_max=events_max):
         if batches and (isinstance(item, Gap) or item.start != batches[-1].range.stop):
-            items.append(_chunk(batches, partition.number, slotted=slotted))
+            items.append(chunk(batches))
             batches = []
         if isinstance(item, Gap):
             items.append(item)
         elif len(item):
             batches.append(item)
     if batches:
-        items.append(_chunk(batches, partition.number, slotted=slotted))
+        items.append(chunk(batches))
     return tuple(items)
 
 
-def _chunk(batches: list[Batch], partition: int, *, slotted: bool) -> Chunk:
+def _chunk(batches: list[Batch], *, partition: int, slotted: bool, laned: bool) -> Chunk:
     start, stop = batches[0].start, batches[-1].range.stop
     expiries = None
     if any(batch.has("expires_at") for batch in batches):
@@ -118,12 +126,13 @@ def _chunk(batches: list[Batch], partition: int, *, slotted: bool) -> Chunk:
     counts = [len(batch) for batch in batches]
     keyed = any(batch.has("key") for batch in batches)
     slots = _slots(batches) if slotted and keyed else None
+    lanes = _lanes(batches, partition) if laned and keyed else None
     appended = np.array([batch.place.appended_at if batch.place else 0 for batch in batches], np.int64)
     return Chunk(
         Range(start, stop),
         nbytes=sum(batch.total_size for batch in batches),
         sizes=partial(_sizes, batches),
-        lanes=partial(_lanes, batches, partition) if keyed else None,
+        lanes=(partial(_lanes, batches, partition) if lanes is None else lambda: lanes) if keyed else None,
         slots=(partial(_slots, batches) if slots is None else lambda: slots) if keyed else None,
         expiries=expiries,
         appended_at=np.repeat(appended, counts),

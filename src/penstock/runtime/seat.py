@@ -343,7 +343,7 @@ class Seat:
             log = self._host.store.log
             items = await self._host.call(
                 read_items, log, self.partition, asked.start, asked.events_max, asked.bytes_max,
-                slotted=self.parted,
+                slotted=self.parted, laned=engine.parked > 0,
             )  # fmt: skip
             told = ReadDone(asked.start, items)
             self._well("read")
