@@ -273,6 +273,12 @@ class Leases(Protocol):
     def held(self, prefix: str) -> list[Lease]:
         """Return all leases that are held now and whose names begin with this, by name."""
 
+    def revision(self) -> int:
+        """Return a number that is another one after every acquisition and release, and the same after all else.
+
+        So one that expires, or whose owner dies, does not change it. It is read without waiting for anybody.
+        """
+
 
 # --- entrances and sinks ----------------------------------------------------------------------
 

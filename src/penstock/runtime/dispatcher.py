@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ from penstock.runtime.ledger import BUSY_SECONDS, Ledger
 from penstock.runtime.member import Member
 from penstock.runtime.monitor import Monitor
 from penstock.runtime.presence import Presence
-from penstock.runtime.subscriptions import SHARED
+from penstock.runtime.subscriptions import MEMBERS, SHARED, subscription_of
 from penstock.runtime.team import Place, Team
 
 if TYPE_CHECKING:
@@ -218,13 +219,15 @@ class Watch(Loop):
         super().__init__("the watch over subscriptions", dispatcher.clock, jitter)
         self._dispatcher = dispatcher
         self._foreign: int | None = None
+        self._leases_revision: int | None = None
+        self._processes: set[str] = set()
+        """Those that had consumers of anything that is shared, when this was last looked at."""
         self._put_off = 0
 
     async def _round(self) -> float:
         began = self._clock.monotonic()
         await self._look_at_changes()
-        for team in list(self._dispatcher.teams.values()):
-            await self._balance(team)
+        await self._look_at_teams()
         waiting = self._dispatcher.waiting
         for member in list(waiting):
             for seat in member.empty_seats:
@@ -233,6 +236,31 @@ class Watch(Loop):
                 waiting.pop(member, None)
         # Where there is much to look at, looking leaves most of the time to the consumers.
         return max(STANDBY_SECONDS, 2 * (self._clock.monotonic() - began))
+
+    async def _look_at_teams(self) -> None:
+        """Balance those of which a consumer has come or gone anywhere, and those that have not what is their due."""
+        teams = self._dispatcher.teams
+        if not teams:
+            return
+        host = self._dispatcher.host
+        revision, gone = await host.call(self._look_at_leases)
+        if revision != self._leases_revision or gone:
+            members = await host.call(host.store.leases.held, MEMBERS)
+            self._processes = {lease.under.lease for lease in members if lease.under is not None}
+            consumers: defaultdict[str, list[str]] = defaultdict(list)
+            for lease in members:
+                consumers[subscription_of(lease.name)].append(lease.name)
+            for team in teams.values():
+                team.hear(consumers[team.members])
+            self._leases_revision = revision
+        for team in list(teams.values()):
+            if team.restless:
+                await self._balance(team)
+
+    def _look_at_leases(self) -> tuple[int, bool]:
+        """Return the revision of all leases, and whether a process that shares something is gone: it changes none."""
+        leases = self._dispatcher.host.store.leases
+        return leases.revision(), any(leases.holder(name) is None for name in self._processes)
 
     async def _balance(self, team: Team) -> None:
         try:

@@ -56,9 +56,17 @@ SLOT: Final = 0
 """The only slot of a subscription whose shards are its partitions."""
 
 
+MEMBERS: Final = "member/"
+
+
 def members_prefix(log_id: str, name: str) -> str:
     """Return how the names of the leases begin that say which consumers share a subscription."""
-    return f"member/{log_id}/{name}/"
+    return f"{MEMBERS}{log_id}/{name}/"
+
+
+def subscription_of(member: str) -> str:
+    """Return how the name of a consumer's lease begins: with what is its subscription's. The consumer's own may be any."""
+    return member[: len(member) - len(member.split("/", 3)[3])]
 
 
 def slots_prefix(log_id: str, name: str) -> str:

@@ -275,7 +275,7 @@ class Team(Member):
         owner = f"{dispatcher.presence.name}/{dispatcher.teams_made}"
         super().__init__(dispatcher, topic, subscription, owner, self._tell_gap)
         self.clock = dispatcher.clock
-        self._members = members_prefix(topic.log_id, subscription.name)
+        self.members = members_prefix(topic.log_id, subscription.name)
         self._slots = slots_prefix(topic.log_id, subscription.name)
         self.places: dict[int, Place] = {}
         self.holdings: list[Holding] = []
@@ -284,6 +284,11 @@ class Team(Member):
         self._numbers = 0
         self._losses = dispatcher.presence.losses
         self._balancing = asyncio.Lock()
+        self._consumers: list[str] = []
+        """All consumers of the subscription, as they were when it was last balanced …"""
+        self._news = True
+        """… and whether they are others by now."""
+        self._fits = False
         self._going: set[int] = set()
         """The epochs of leases that are being given back."""
         self._join_at = 0.0
@@ -324,6 +329,7 @@ class Team(Member):
         if lease is not None:
             await self._dispatcher.presence.give_back(lease, clean=True)
         if self.places:
+            self._news = True
             self._assign()
             self._dispatcher.watch.wake()
 
@@ -366,6 +372,7 @@ class Team(Member):
 
     def lost(self, _seat: Seat) -> None:
         """Note that a seat was lost; the next balance loads it again, or gives its holding up."""
+        self._fits = False
         self.spread()
         self.wake()
         self._dispatcher.watch.wake()
@@ -407,19 +414,30 @@ class Team(Member):
 
     # --- balancing ----------------------------------------------------------------------------
 
+    def hear(self, consumers: list[str]) -> None:
+        """Note which consumers there are, by the names of their leases."""
+        self._news = self._news or sorted(consumers) != self._consumers
+
+    @property
+    def restless(self) -> bool:
+        """Whether there is a reason to balance it: others are there, or it has not what is its due."""
+        return self._news or not self._fits
+
     async def balance(self) -> None:
         """Have what is due: let go of what is too much, and take what is missing and free."""
         async with self._balancing:
             if self.closed or self.ended is not None:
                 return
+            self._fits = False  # until it is seen to
             presence = self._dispatcher.presence
             if presence.lapsed or presence.losses != self._losses:
                 self._losses = presence.losses
                 self._lose_all("this process was silent for longer than its lease")
             for place in list(self.places.values()):
                 if place.lease is None:
-                    place.lease = await presence.acquire(f"{self._members}{place.owner}", place.owner)
+                    place.lease = await presence.acquire(f"{self.members}{place.owner}", place.owner)
             view = await self._dispatcher.host.call(self._look)
+            self._consumers, self._news = sorted(lease.name for lease in view.consumers), False
             self._drop_lost(view)
             await self._disown(view)
             await self._load_seats()
@@ -430,7 +448,7 @@ class Team(Member):
     def _look(self) -> View:
         leases = self._dispatcher.host.store.leases
         slots = {int(lease.name.removeprefix(self._slots)): lease for lease in leases.held(self._slots)}
-        return View(leases.held(self._members), slots)
+        return View(leases.held(self.members), slots)
 
     def _drop_lost(self, view: View) -> None:
         """Give up holdings of which somebody else has a slot."""
@@ -456,6 +474,7 @@ class Team(Member):
             place.lease = None
 
     def _lose(self, holding: Holding, why: str) -> None:
+        self._fits = False
         if holding.departure is not None:
             holding.departure.cancel()
         for seat in holding.seats:
@@ -485,14 +504,19 @@ class Team(Member):
         presence = self._dispatcher.presence
         due = dues([lease.name for lease in view.consumers])
         mine = sum(due[lease.name] for lease in view.consumers if lease.under and lease.under.lease == presence.name)
-        staying = sum(len(holding.staying) for holding in self.holdings)
-        if staying > mine:
-            self._let_go(staying - mine)
-        elif staying < mine:
-            missing = mine - staying - self._keep(mine - staying)
+        if self._staying > mine:
+            self._let_go(self._staying - mine)
+        elif self._staying < mine:
+            missing = mine - self._staying - self._keep(mine - self._staying)
             free = [slot for slot in range(SLOTS) if slot not in view.slots]
             if missing and free:
                 await self._acquire(free, missing)
+        loaded = all(seat.engine is not None for seat in self.seats)
+        self._fits = self._staying == mine and loaded and len(self.holdings) <= 1
+
+    @property
+    def _staying(self) -> int:
+        return sum(len(holding.staying) for holding in self.holdings)
 
     def _let_go(self, count: int) -> None:
         """Let so many slots leave; of the smallest holdings first, so that few are left."""

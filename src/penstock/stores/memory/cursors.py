@@ -250,6 +250,7 @@ class MemoryLeases:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._revision = 0
 
     def _held(self, name: str) -> Lease | None:
         lease = self._state.leases.get(name)
@@ -280,6 +281,7 @@ class MemoryLeases:
                 under=under and under.fence,
             )
             self._state.leases[name] = lease
+            self._revision += 1
             return lease
 
     def acquire_some(self, names: Sequence[str], owner: str, most: int, *, under: Lease) -> list[Lease]:
@@ -315,6 +317,11 @@ class MemoryLeases:
             if last is None or last.epoch != lease.epoch or not last.owner:
                 raise LeaseLost(f"lease {lease.name!r} is not held with epoch {lease.epoch} any more")
             self._state.leases[lease.name] = last._replace(owner="", expires_at=0.0, clean=clean, under=None)
+            self._revision += 1
+
+    def revision(self) -> int:
+        with self._state:
+            return self._revision
 
     def holder(self, name: str) -> Lease | None:
         with self._state:

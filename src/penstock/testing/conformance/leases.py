@@ -108,6 +108,28 @@ class LeasesConformance(StoreOpening):
         clock.advance(6)
         assert store.leases.held("") == []
 
+    def test_the_revision_changes_with_acquisitions_and_releases_alone(self, store: Store, clock: VirtualClock) -> None:
+        seen = [store.leases.revision()]
+
+        def changed() -> bool:
+            seen.append(store.leases.revision())
+            return seen[-1] not in seen[:-1]
+
+        above = acquired(store, "process/1", "p", 10)
+        assert changed()
+        lease = acquired(store, "lease", "a", under=above)
+        assert changed()
+        assert len(store.leases.acquire_some(["slot/1", "slot/2"], "a", 2, under=above)) == 2
+        assert changed()
+        store.leases.release(lease)
+        assert changed()
+        store.leases.renew([above], 20)
+        assert store.leases.acquire("slot/1", "b", 10) is None
+        assert store.leases.acquire_some(["slot/1"], "b", 1, under=above) == []
+        clock.advance(30)
+        assert store.leases.held("") == []
+        assert not changed()
+
     def test_renewing_prolongs_what_is_held(self, store: Store, clock: VirtualClock) -> None:
         leases = [acquired(store, name, "a", 10) for name in ("one", "two")]
         clock.advance(9)

@@ -94,6 +94,7 @@ def calls(store: Store, topic: TopicInfo) -> dict[str, Callable[[], object]]:
         "Leases.acquire": lambda: leases.acquire("another", "a", 10),
         "Leases.acquire_some": lambda: leases.acquire_some(["some"], "a", 1, under=lease),
         "Leases.held": lambda: leases.held(""),
+        "Leases.revision": leases.revision,
         "Leases.renew": lambda: leases.renew([lease], 10),
         "Leases.holder": lambda: leases.holder("lease"),
         "Schedule.add": lambda: schedule.add([scheduled]),

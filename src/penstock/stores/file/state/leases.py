@@ -211,8 +211,15 @@ class FileLeases:
             if row is None or row.epoch != lease.epoch or row.owner == NOBODY:
                 raise LeaseLost(f"lease {lease.name!r} is not held with epoch {lease.epoch} any more")
             _write(connection, [row._replace(owner=NOBODY, expires_at=0.0, clean=int(clean))])
+            # A number that no acquisition gets: so the last one given out says whether anything has changed.
+            tally = read_tally(connection, LEASES)
+            write_tally(connection, LEASES, tally._replace(last=tally.last + 1))
 
         self._control.write(work)
+
+    def revision(self) -> int:
+        self._log.check_open()
+        return self._control.read(lambda connection: read_tally(connection, LEASES).last)
 
     def holder(self, name: str) -> Lease | None:
         self._log.check_open()
