@@ -65,7 +65,7 @@ def members_prefix(log_id: str, name: str) -> str:
 
 
 def subscription_of(member: str) -> str:
-    """Return how the name of a consumer's lease begins: with what is its subscription's. The consumer's own may be any."""
+    """Return the part of the name of a consumer's lease that is its subscription's; the rest may be anything."""
     return member[: len(member) - len(member.split("/", 3)[3])]
 
 
