@@ -253,7 +253,7 @@ BUGS: Final = (
         lives_of_delivery(4, CALM, policy={"checkpoint_events": 10, "checkpoint_seconds": 0.4}, **MOVES),
     ),
     _bug(shards.slots_of_others_taken, C1S, lives_of_delivery(1, **SHARED)),
-    _bug(shards.lost_answer_keeps_its_slots, C1S, lives_of_delivery(0, **SHARED)),
+    _bug(shards.lost_answer_keeps_its_slots, C1S, lives_of_delivery(71, **SHARED)),
     _bug(shards.slots_of_a_dead_process_taken_for_clean, C1S, lives_of_delivery(0, CALM, **SHARED, **KILLERS)),
     _bug(shards.rows_of_all_slots_loaded, C1S, lives_of_delivery(26, **SHARED)),
     _bug(shards.passed_over_is_settled, C1S, lives_of_delivery(0, **SHARED)),
