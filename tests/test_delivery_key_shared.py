@@ -10,7 +10,7 @@ import pytest
 from tests.deliveries import Running, World, acked, kept, raw, wide
 
 from penstock.errors import StaleDelivery
-from penstock.runtime.team import dues, spread
+from penstock.runtime.slots import dues, spread
 
 if TYPE_CHECKING:
     from penstock import Bus

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.engine_world import WALL_US, Source, offsets_of
 
+from penstock import columns
 from penstock.engine.messages import (
     Ack,
     Ask,
@@ -389,6 +390,7 @@ def test_suspects_of_every_consumer_are_tried_before_anything_else() -> None:
 
 
 def test_a_share_knows_its_slots() -> None:
+    assert SLOTS == columns.SLOTS
     share = Share(PARTITION + SLOTS, slots_of([1, 2, PARTITION]))
     assert (share.shared, share.whole, share.has_holes, share.keyless) == (True, False, True, PARTITION)
     share.drop(slots_of([PARTITION]))

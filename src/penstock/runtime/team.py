@@ -20,22 +20,21 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
-from penstock.engine.messages import Ask, ConsumerLeft, Leaving, Left
+from penstock.engine.messages import Ask, ConsumerLeft, Leaving
 from penstock.engine.share import SLOTS, slots_of
 from penstock.errors import PenstockError, StaleDelivery, StoreClosed
 from penstock.runtime.member import Member
 from penstock.runtime.seat import Seat
-from penstock.runtime.subscriptions import members_prefix, shard_of, slots_prefix
+from penstock.runtime.slots import Holding, dues, spread
+from penstock.runtime.subscriptions import members_prefix, slots_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.engine.messages import Deliver
     from penstock.engine.share import Slots
     from penstock.offsets import Gap
-    from penstock.rows import Fence, Lease, Subscription, TopicInfo
+    from penstock.rows import Lease, Subscription, TopicInfo
     from penstock.runtime.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
@@ -49,142 +48,6 @@ REST_SECONDS: Final = 0.2
 JOIN_SECONDS: Final = 2.0
 JOIN_SECONDS_MAX: Final = 60.0
 """… and so long they are left alone after that, if they did not come to rest."""
-
-
-# --- who is due how much ----------------------------------------------------------------------
-
-
-def dues(consumers: Sequence[str]) -> dict[str, int]:
-    """Return how many slots are each consumer's due: as many as any other's, or one more for the first by name."""
-    count = len(consumers)
-    return {
-        name: SLOTS // count + (place < SLOTS % count) for place, name in enumerate(sorted(consumers))
-    }  # fmt: skip
-
-
-def spread(slots: Iterable[int], consumers: Sequence[int], before: Mapping[int, int]) -> dict[int, int]:
-    """Return whose each slot is, evenly and with as few moves as can be from how it was."""
-    found: dict[int, int] = {}
-    wanted = sorted(slots)
-    if not consumers:
-        return found
-    room = {consumer: len(wanted) // len(consumers) for consumer in consumers}
-    spare = len(wanted) % len(consumers)
-    left = []
-    for slot in wanted:
-        consumer = before.get(slot)
-        if consumer in room and room[consumer] > 0:
-            found[slot], room[consumer] = consumer, room[consumer] - 1
-        else:
-            left.append(slot)
-    for slot in list(left):  # those who had one more before keep it, as far as there are such
-        consumer = before.get(slot)
-        if spare and consumer in room and room[consumer] == 0:
-            found[slot], room[consumer], spare = consumer, -1, spare - 1
-            left.remove(slot)
-    for consumer in consumers:
-        while left and room[consumer] > 0:
-            found[left.pop(0)], room[consumer] = consumer, room[consumer] - 1
-        if left and spare and room[consumer] == 0:
-            found[left.pop(0)], spare = consumer, spare - 1
-    return found
-
-
-# --- slots that were acquired together --------------------------------------------------------
-
-
-class SlotSeat(Seat):
-    """A partition of a holding."""
-
-    __slots__ = ("holding", "left_clean")
-
-    def __init__(self, dispatcher: Dispatcher, team: Team, partition: int, holding: Holding) -> None:
-        super().__init__(dispatcher, team, team.topic, shard_of(team.topic, team.subscription.name, partition))
-        self.holding = holding
-        self.left_clean = True
-
-    @property
-    def fences(self) -> tuple[Fence, ...]:
-        """What its writes carry: the leases of all of its slots."""
-        return tuple(lease.fence for lease in self.holding.leases.values())
-
-    @property
-    def slots(self) -> Slots | None:
-        """Which slots it has."""
-        return slots_of(self.holding.leases)
-
-    @property
-    def parted(self) -> bool:
-        """Whether its events go to several owners: other processes, or consumers of this one."""
-        return len(self.holding.leases) < SLOTS or self.holding.shared
-
-    async def _acquire(self) -> Lease | None:
-        return self.holding.lease
-
-    async def _give_back(self, lease: Lease, *, clean: bool) -> None:
-        """Note how it was left: the leases are the holding's, and go when all of its seats have left."""
-        self.left_clean = clean
-
-
-class Holding:
-    """Slots that were acquired together, with a seat for each partition."""
-
-    def __init__(self, dispatcher: Dispatcher, team: Team, leases: Mapping[int, Lease]) -> None:
-        self.leases = dict(leases)
-        self.leaving: dict[int, None] = {}
-        """Slots that are to go to another owner."""
-        self.clean = all(lease.clean for lease in leases.values())
-        self.seats = [SlotSeat(dispatcher, team, partition.number, self) for partition in team.topic.partitions]
-        self.departure: asyncio.Task[None] | None = None
-        self.resting = False
-        """Nothing is handed over for the moment."""
-        self.shared = False
-        """Whether there are several consumers in this process."""
-
-    @property
-    def lease(self) -> Lease | None:
-        """Its first lease, for all of them; what one of them left in flight is in the shares of all."""
-        first = next(iter(self.leases.values()), None)
-        return None if first is None else first._replace(clean=self.clean)
-
-    @property
-    def staying(self) -> list[int]:
-        """The slots that it keeps."""
-        return [slot for slot in self.leases if slot not in self.leaving]
-
-    def leave(self, slots: Iterable[int]) -> None:
-        """Let these slots leave, and no others."""
-        self.leaving = dict.fromkeys(slots)
-        for seat in self.seats:
-            seat.tell(Leaving(slots_of(self.leaving)))
-
-    def left(self, slots: Iterable[int]) -> list[Lease]:
-        """Have these slots no more; returns their leases."""
-        gone = list(slots)
-        for seat in self.seats:
-            seat.tell(Left(slots_of(gone)))
-        for slot in gone:
-            self.leaving.pop(slot, None)
-        return [self.leases.pop(slot) for slot in gone]
-
-    def busy(self, slots: Iterable[int]) -> set[int]:
-        """Return which of these slots cannot leave: something of them is handed over, or not written."""
-        busy = np.zeros(SLOTS, np.bool_)
-        for seat in self.seats:
-            if seat.engine is not None:
-                busy |= seat.engine.busy_slots
-        return {slot for slot in slots if busy[slot]}
-
-    @property
-    def may_join(self) -> bool:
-        """Whether it may become one with others."""
-        engines = [seat.engine for seat in self.seats]
-        return not self.leaving and all(engine is not None and not engine.suspecting for engine in engines)
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether it can be loaded anew without a difference."""
-        return all(seat.engine is not None and seat.engine.at_rest for seat in self.seats)
 
 
 class View(NamedTuple):

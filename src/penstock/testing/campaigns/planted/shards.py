@@ -14,7 +14,8 @@ from penstock.engine.progress import Progress
 from penstock.engine.shard import Shard as Engine
 from penstock.engine.states import Outcome
 from penstock.engine.work import HAND_BITS, Work
-from penstock.runtime.team import Holding, SlotSeat, Team
+from penstock.runtime.slots import Holding, SlotSeat
+from penstock.runtime.team import Team
 from penstock.settling import settle
 from penstock.testing.campaigns.planted.tools import changed, changed_everywhere, original
 
