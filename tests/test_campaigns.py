@@ -125,7 +125,7 @@ def test_the_command_runs_what_is_asked_for_and_writes_it_down(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["c99"], "there is no campaign 'c99', only c0, c1, c2"), (["c2", "--rounds", "0"], "must be at least 1")],
+    [(["c99"], "there is no campaign 'c99', only c0, c1, c1s, c2"), (["c2", "--rounds", "0"], "must be at least 1")],
 )
 def test_the_command_refuses_what_there_is_not(arguments: list[str], said: str) -> None:
     done = command(*arguments)
