@@ -90,7 +90,7 @@ def test_every_step_of_a_delivery_has_a_name_and_every_name_is_that_of_a_step(zy
 def test_every_call_that_changes_a_store_is_known() -> None:
     looking = {
         "topics", "read", "heads", "bounds", "find_time", "subscriptions", "subscription", "revision", "load",
-        "settlements", "page", "count", "due", "waiting", "holder", "next_due", "unfinished", "last",
+        "settlements", "page", "count", "due", "waiting", "holder", "held", "next_due", "unfinished", "last",
     }  # fmt: skip
     for name, port in {
         "log": ports.Log,

@@ -73,7 +73,7 @@ CHANGING: Final = {
     "log": ("create_topic", "delete_topic", "append", "trim"),
     "cursors": ("put_subscription", "delete_subscription", "commit", "forget_settlements"),
     "parked": ("stamp", "replay", "purge"),
-    "leases": ("acquire", "renew", "release"),
+    "leases": ("acquire", "acquire_some", "renew", "release"),
     "schedule": ("add", "cancel", "claim", "done"),
     "manifests": ("prepare", "finish", "forget"),
 }
