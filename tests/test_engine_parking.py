@@ -111,6 +111,25 @@ def test_a_parked_event_has_its_order_also_if_it_was_brought_back_from_the_dead_
     assert world.drain() == [0, 1]
 
 
+def test_a_row_that_was_due_before_the_wall_clock_was_set_back_is_due_again() -> None:
+    world = World()
+    world.publish(*keyed(7, 8))
+    world.ask()
+    world.nack(0, delay=60)
+    world.nack(1, delay=61)
+    world.auto = False
+    world.wait(60)
+    [fetch] = world.fetches
+    assert fetch.offsets == (0,)
+    world.wait(2)  # the other one is due, and waits for the fetch that is under way
+    world.wall_us -= 100_000_000
+    world.answer_fetch()
+    world.auto = True
+    assert world.drain() == [0]
+    assert world.wait_for_timer()
+    assert world.drain() == [1]
+
+
 def test_events_without_a_key_are_never_parked() -> None:
     world = World(policy=Policy(window_events=4))
     world.publish(*keyed(None, 7, None, None, None, 8))

@@ -194,7 +194,11 @@ class Aside:
             del self._ripe[offset]
             self._ripe[offset] = None
             waiting = self._rows[offset]
-            if waiting.acked or waiting.row.replay:
+            if waiting.row.due_at > wall_us and not waiting.acked:
+                # It was due, and is not any more: the wall clock was set back.
+                del self._ripe[offset]
+                self._due.set(offset, waiting.row.due_at)
+            elif waiting.acked or waiting.row.replay:
                 wanted[offset] = None
             else:
                 most = max(room_behind - len(wanted), 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from penstock.engine.states import Outcome
 from penstock.offsets import Gap, Range, RangeSet
 from penstock.rows import ParkedFilter
 from penstock.runtime.ledger import TOPIC as LEDGER
@@ -72,7 +73,7 @@ class Audit:
         early = [
             other
             for other, key in known.items()
-            if key == event.key and other < offset and other not in self._done[life]
+            if key == event.key and other < offset and other not in self._done[life] and not _is_dead(hand, other)
         ]
         self._overtakes += [(life, offset, other, self.deliveries) for other in early]
 
@@ -197,6 +198,13 @@ class Audit:
                     )
                     return
                 position, number, generation = record.next_offset, record.number, record.generation
+
+
+def _is_dead(hand: Any, offset: int) -> bool:
+    """Return whether an event has had its last attempt, and its death is decided and not written yet."""
+    progress = hand._engine.progress  # noqa: SLF001 - a hand tells nobody else
+    steps = [progress._outcomes, progress._writing.outcomes if progress._writing else {}]  # noqa: SLF001 - the same
+    return any(offset in outcomes[Outcome.DEAD] for outcomes in steps if Outcome.DEAD in outcomes)
 
 
 def replay_of(hand: Any, offset: int) -> int:
