@@ -386,7 +386,7 @@ class Bus:
 
         * `mode`: `key_shared`, any number of consumers at a time, each with the events of its part of the keys;
           `exclusive`, one consumer, and a second one is refused; or `failover`, where it stands by.
-          Both keep the order of every key. It is fixed with the subscription.
+          All of them keep the order of every key. It is fixed with the subscription.
         * `start`: where a new subscription begins: `earliest`, `latest`, a time, an offset, or offsets by partition.
         * `retry`, `exhausted` (`dead`, `halt` or `discard`), `timeout` (of a handler; 0 takes it away), `window`
           (events in memory), `window_bytes`, `heartbeat` (a profile's name, seconds, or `off`), `rate` (events a

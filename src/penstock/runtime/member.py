@@ -22,6 +22,7 @@ from penstock.runtime.subscriptions import shard_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.clock import Clock
     from penstock.engine.messages import Deliver
     from penstock.offsets import Gap
     from penstock.rows import Lease, Subscription, TopicInfo
@@ -34,7 +35,39 @@ BREATH_SECONDS: Final = 0.01
 """So long a consumer may keep the event loop to itself, if its own code does not let go of it either."""
 
 
-class Member:
+class Waiter:
+    """A consumer that waits until there may be something for it, and lets others run if it need not wait."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._awake = asyncio.Event()
+        self._waited_at = 0.0
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        self._awake.set()
+
+    def settle_down(self) -> None:
+        """Forget earlier calls of `wake`: what they told is about to be looked at."""
+        self._awake.clear()
+
+    async def wait(self) -> None:
+        """Return when something may have changed."""
+        await self._awake.wait()
+        self._waited_at = self.clock.monotonic()
+
+    @property
+    def breathless(self) -> bool:
+        """Whether this consumer has not waited for a while: with a full window it need not, and others wait for it."""
+        return self.clock.monotonic() - self._waited_at >= BREATH_SECONDS
+
+    async def breathe(self) -> None:
+        """Let others run."""
+        await asyncio.sleep(0)
+        self._waited_at = self.clock.monotonic()
+
+
+class Member(Waiter):
     """What a consumer is in the runtime."""
 
     def __init__(
@@ -45,6 +78,7 @@ class Member:
         owner: str,
         on_gap: Callable[[int, Gap], None],
     ) -> None:
+        super().__init__(dispatcher.clock)
         self._dispatcher = dispatcher
         self.topic = topic
         self.subscription = subscription
@@ -56,8 +90,6 @@ class Member:
         """Of all its shards together."""
         self.suspected: dict[Seat, None] = {}
         """Seats that try events alone, or have tried."""
-        self._awake = asyncio.Event()
-        self._waited_at = 0.0
         self._turn = 0
         self.ended: BaseException | None = None
         """Why it can go on no more."""
@@ -166,29 +198,6 @@ class Member:
         """Whether what was handed over is still its own, as far as this process can tell by itself."""
         return not self._dispatcher.presence.lapsed
 
-    def wake(self) -> None:
-        """Let whoever waits look again."""
-        self._awake.set()
-
-    async def wait(self) -> None:
-        """Return when something may have changed."""
-        await self._awake.wait()
-        self._waited_at = self._dispatcher.clock.monotonic()
-
-    @property
-    def breathless(self) -> bool:
-        """Whether this consumer has not waited for a while: with a full window it need not, and others wait for it."""
-        return self._dispatcher.clock.monotonic() - self._waited_at >= BREATH_SECONDS
-
-    async def breathe(self) -> None:
-        """Let others run."""
-        await asyncio.sleep(0)
-        self._waited_at = self._dispatcher.clock.monotonic()
-
-    def settle_down(self) -> None:
-        """Forget earlier calls of `wake`: what they told is about to be looked at."""
-        self._awake.clear()
-
     def declare(self, gap: Gap, seat: Seat) -> None:
         """Tell the consumer of a hole."""
         self.gaps += 1
@@ -216,7 +225,7 @@ class Member:
         policy, part = self.policy, self._part()
         if policy.rate_per_second is not None and part:
             policy = policy.changed({"rate_per_second": policy.rate_per_second * part})
-        self.rate.change(policy.rate_per_second, self._dispatcher.clock.monotonic())
+        self.rate.change(policy.rate_per_second, self.clock.monotonic())
         for seat in self.seats:
             if seat.engine is not None and seat.engine.policy != policy:
                 seat.tell(PolicyChanged(policy))

@@ -86,7 +86,7 @@ class SlotSeat(Seat):
     @property
     def parted(self) -> bool:
         """Whether its events go to several owners: other processes, or consumers of this one."""
-        return len(self.holding.leases) < SLOTS or self.holding.shared
+        return len(self.holding.leases) < SLOTS or self.holding.team.divided
 
     async def _acquire(self) -> Lease | None:
         return self.holding.lease
@@ -100,6 +100,7 @@ class Holding:
     """Slots that were acquired together, with a seat for each partition."""
 
     def __init__(self, dispatcher: Dispatcher, team: Team, leases: Mapping[int, Lease]) -> None:
+        self.team = team
         self.leases = dict(leases)
         self.leaving: dict[int, None] = {}
         """Slots that are to go to another owner."""
@@ -108,8 +109,6 @@ class Holding:
         self.departure: asyncio.Task[None] | None = None
         self.resting = False
         """Nothing is handed over for the moment."""
-        self.shared = False
-        """Whether there are several consumers in this process."""
 
     @property
     def lease(self) -> Lease | None:

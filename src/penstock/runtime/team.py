@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.engine.messages import Ask, ConsumerLeft, Leaving
 from penstock.engine.share import SLOTS, slots_of
 from penstock.errors import PenstockError, StaleDelivery, StoreClosed
-from penstock.runtime.member import Member
+from penstock.runtime.member import Member, Waiter
 from penstock.runtime.seat import Seat
 from penstock.runtime.slots import Holding, dues, spread
 from penstock.runtime.subscriptions import members_prefix, slots_prefix
@@ -60,21 +60,18 @@ class View(NamedTuple):
 # --- consumers --------------------------------------------------------------------------------
 
 
-class Place:
+class Place(Waiter):
     """One consumer of a team; what `Member` is to the consumer of another subscription."""
 
     def __init__(self, team: Team, number: int, owner: str, on_gap: Callable[[int, Gap], None]) -> None:
+        super().__init__(team.clock)
         self.team = team
         self.number = number
         self.owner = owner
         self.on_gap = on_gap
         self.lease: Lease | None = None
         self.slots: Slots = slots_of(())
-        self.alone = False
-        """Whether it is the only consumer in this process, and need not name its slots."""
         self.closed = False
-        self._awake = asyncio.Event()
-        self._waited_at = 0.0
 
     @property
     def seats(self) -> list[Seat]:
@@ -98,31 +95,10 @@ class Place:
 
     def take(self, events_max: int, bytes_max: int, *, singly: bool) -> tuple[Seat, Deliver] | None:
         """Return the next events of its slots."""
-        slots = None if self.alone else self.slots
-        return self.team.take_for(self, Ask(events_max, bytes_max, singly, self.number, slots))
-
-    def wake(self) -> None:
-        """Let whoever waits look again."""
-        self._awake.set()
-
-    async def wait(self) -> None:
-        """Return when something may have changed."""
-        await self._awake.wait()
-        self._waited_at = self.team.clock.monotonic()
-
-    @property
-    def breathless(self) -> bool:
-        """Whether this consumer has not waited for a while."""
-        return self.team.is_breathless(self._waited_at)
-
-    async def breathe(self) -> None:
-        """Let others run."""
-        await asyncio.sleep(0)
-        self._waited_at = self.team.clock.monotonic()
-
-    def settle_down(self) -> None:
-        """Forget earlier calls of `wake`."""
-        self._awake.clear()
+        if not self.slots.any():
+            return None
+        slots = self.slots if self.team.divided else None
+        return self.team.take_for(Ask(events_max, bytes_max, singly, self.number, slots))
 
     async def flush(self) -> None:
         """Return when everything that was settled is on the medium; `StaleDelivery`, once, if some of it never will."""
@@ -137,7 +113,6 @@ class Team(Member):
         dispatcher.teams_made += 1
         owner = f"{dispatcher.presence.name}/{dispatcher.teams_made}"
         super().__init__(dispatcher, topic, subscription, owner, self._tell_gap)
-        self.clock = dispatcher.clock
         self.members = members_prefix(topic.log_id, subscription.name)
         self._slots = slots_prefix(topic.log_id, subscription.name)
         self.places: dict[int, Place] = {}
@@ -251,19 +226,18 @@ class Team(Member):
         self.wake()
 
     def _tell_gap(self, partition: int, gap: Gap) -> None:
-        for place in list(self.places.values()):
+        place = next(iter(self.places.values()), None)
+        if place is not None:  # one of them is enough: it is one hole
             place.on_gap(partition, gap)
-            return  # one of them is enough: it is one hole
 
-    def is_breathless(self, waited_at: float) -> bool:
-        """Whether a consumer that waited then has kept the event loop to itself for too long."""
-        self._waited_at = waited_at
-        return self.breathless
+    @property
+    def divided(self) -> bool:
+        """Whether there are several consumers in this process, each of which names its slots."""
+        return len(self.places) > 1
 
-    def take_for(self, place: Place, ask: Ask) -> tuple[Seat, Deliver] | None:
-        """Return the next events for a consumer."""
-        seats = [seat for holding in self.holdings if not holding.resting for seat in holding.seats]
-        return self._take(ask, seats) if place.slots.any() else None
+    def take_for(self, ask: Ask) -> tuple[Seat, Deliver] | None:
+        """Return the next events for the consumer that asks."""
+        return self._take(ask, [seat for holding in self.holdings if not holding.resting for seat in holding.seats])
 
     def _part(self) -> float:
         return sum(len(holding.leases) for holding in self.holdings) / SLOTS
@@ -455,11 +429,8 @@ class Team(Member):
         """Give the slots to the consumers."""
         slots = [slot for holding in self.holdings for slot in holding.staying]
         self._whose = spread(slots, list(self.places), self._whose)
-        for holding in self.holdings:
-            holding.shared = len(self.places) > 1
         for place in self.places.values():
             place.slots = slots_of(slot for slot, number in self._whose.items() if number == place.number)
-            place.alone = len(self.places) == 1
         self.spread()
         self.wake()
 
