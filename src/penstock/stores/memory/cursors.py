@@ -286,8 +286,9 @@ class MemoryLeases:
 
     def acquire_some(self, names: Sequence[str], owner: str, most: int, *, under: Lease) -> list[Lease]:
         with self._state:
-            free = [name for name in names if self._held(name) is None][:most]
-            self._above("", under)
+            for name in names or [""]:
+                self._above(name, under)
+            free = [name for name in dict.fromkeys(names) if self._held(name) is None][:most]
             return [lease for name in free if (lease := self.acquire(name, owner, 0.0, under=under)) is not None]
 
     def _above(self, name: str, under: Lease) -> Lease:

@@ -69,7 +69,7 @@ class LeasesConformance(StoreOpening):
         mine = acquired(store, "slot/2", "a", under=above)
         expired = acquired(store, "slot/3", "b", 5)
         clock.advance(6)
-        some = store.leases.acquire_some(names, "a", 3, under=above)
+        some = store.leases.acquire_some([*names[:1], *names], "a", 3, under=above)
         assert [lease.name for lease in some] == ["slot/0", "slot/3", "slot/4"]
         assert [lease.clean for lease in some] == [True, False, True]
         assert {lease.under for lease in some} == {above.fence}
@@ -92,6 +92,9 @@ class LeasesConformance(StoreOpening):
         below = acquired(store, "shard", "a", under=above)
         with pytest.raises(UsageError):
             store.leases.acquire_some(["slot/1"], "a", 1, under=below)
+        with pytest.raises(UsageError):
+            store.leases.acquire_some(["slot/1", "process/1"], "a", 2, under=above)
+        assert store.leases.held("slot/") == []
 
     def test_those_that_are_held_are_found_by_the_beginning_of_their_names(
         self, store: Store, clock: VirtualClock

@@ -235,8 +235,12 @@ class FileLeases:
 
         def work(connection: sqlite3.Connection) -> list[Lease]:
             rows = connection.execute(SELECT_LEASES, (prefix, f"{prefix}\U0010ffff")).fetchall()
-            found = (LeaseRow(*LEASES.checked(row)) for row in rows)
-            return [lease for row in found if (lease := self._held(connection, row)) is not None]
+            found = [LeaseRow(*LEASES.checked(row)) for row in rows]
+            # Many are under one.
+            above = {
+                fence: self._above(connection, fence) for fence in {row.above for row in found} if fence is not None
+            }
+            return [lease for row in found if (lease := self._held(connection, row, above)) is not None]
 
         return self._control.read(work)
 
@@ -244,12 +248,14 @@ class FileLeases:
         expires_at = max(self._clock.monotonic() + seconds, 0.0)  # what is negative is no time
         return LeaseRow(name, owner, epoch, expires_at, self._boot_id, self._member, int(clean))
 
-    def _held(self, connection: sqlite3.Connection, row: LeaseRow) -> Lease | None:
-        """Return the lease if somebody holds it."""
+    def _held(
+        self, connection: sqlite3.Connection, row: LeaseRow, known: Mapping[Fence, LeaseRow | None] | None = None
+    ) -> Lease | None:
+        """Return the lease if somebody holds it; of those above, some may be known already."""
         if not self._is_owned(row):
             return None
-        if row.above is not None:
-            above = self._above(connection, row.above)
+        if (fence := row.above) is not None:
+            above = self._above(connection, fence) if known is None else known[fence]
             return None if above is None else row.lease(above)
         return row.lease() if row.expires_at > self._clock.monotonic() else None
 

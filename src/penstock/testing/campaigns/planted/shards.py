@@ -92,20 +92,14 @@ def _careless(busy: Any) -> Iterator[None]:
 
 def slots_of_others_taken() -> AbstractContextManager[None]:
     """Hand over the events of all slots, whoever owns them."""
+    right = original(Engine, "__init__")
 
-    @contextmanager
-    def planted() -> Iterator[None]:
-        right = original(Engine, "__init__")
+    def init(self: Engine, **options: Any) -> None:
+        right(self, **options)
+        self.share.mine[:] = True
+        self.share.leave(self.share.leaving)
 
-        def init(self: Engine, **options: Any) -> None:
-            right(self, **options)
-            self.share.mine[:] = True
-            self.share.leave(self.share.leaving)
-
-        with changed(Engine, __init__=init):
-            yield
-
-    return planted()
+    return changed(Engine, __init__=init)
 
 
 def lost_answer_keeps_its_slots() -> AbstractContextManager[None]:
