@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.deliveries import Hook, World, kept, raw
 
 from penstock.runtime import subscriptions
@@ -30,10 +31,13 @@ async def test_a_policy_changed_while_a_consumer_joins_is_not_undone_by_what_the
         await world.until(lambda: running.offsets == [0, 1], within=SEEN)
 
 
-async def test_a_lease_that_was_over_before_anybody_heard_of_it_is_not_held(world: World) -> None:
+@pytest.mark.parametrize(("function", "name"), [("acquire", "shard/"), ("_load", "")], ids=["acquired", "loaded"])
+async def test_a_lease_that_was_over_before_its_shard_was_had_is_not_held(
+    world: World, function: str, name: str
+) -> None:
     slow, other = world.bus(), world.bus()
     await world.publish(other, b"0")
-    acquired = world.hold(slow, "acquire", name="shard/")
+    answered = world.hold(slow, function, name=name)
     async with world.running(slow.consume(raw, "s", mode="failover"), kept) as late:
         world.store.fail("leases.renew", OSError(5, "input/output error"))
         await world.run(15)
@@ -43,26 +47,7 @@ async def test_a_lease_that_was_over_before_anybody_heard_of_it_is_not_held(worl
             # Whatever else it acquires lets the slow process be present again.
             async with world.running(slow.consume(raw, "t", mode="failover")) as present:
                 await world.until(lambda: present.offsets == [0], within=SEEN)
-                acquired.set()
-                await world.run(5)
-                assert late.taken == []
-            await world.kill(other, active)
-            await world.until(lambda: late.offsets == [0], within=15)
-
-
-async def test_a_lease_that_was_over_while_its_shard_was_loaded_is_not_held(world: World) -> None:
-    slow, other = world.bus(), world.bus()
-    await world.publish(other, b"0")
-    loaded = world.hold(slow, "_load")
-    async with world.running(slow.consume(raw, "s", mode="failover"), kept) as late:
-        world.store.fail("leases.renew", OSError(5, "input/output error"))
-        await world.run(15)
-        world.store.heal()
-        async with world.running(other.consume(raw, "s", mode="failover"), kept) as active:
-            await world.until(lambda: active.offsets == [0], within=SEEN)
-            async with world.running(slow.consume(raw, "t", mode="failover")) as present:
-                await world.until(lambda: present.offsets == [0], within=SEEN)
-                loaded.set()
+                answered.set()
                 await world.run(5)
                 assert late.taken == []
             await world.kill(other, active)

@@ -118,7 +118,7 @@ class Gap:
 
 
 DENSE: Final = 16
-"""Offsets are dense if no more than one of so many between the first and the last is missing."""
+"""Offsets are dense if at least one of so many between the first and the last is among them."""
 
 
 class RangeSet:
