@@ -392,14 +392,14 @@ def test_suspects_of_every_consumer_are_tried_before_anything_else() -> None:
 def test_a_share_knows_its_slots() -> None:
     assert SLOTS == columns.SLOTS
     share = Share(PARTITION + SLOTS, slots_of([1, 2, PARTITION]))
-    assert (share.shared, share.whole, share.has_holes, share.keyless) == (True, False, True, PARTITION)
+    assert (share.slotted, share.whole, share.has_holes, share.keyless) == (True, False, True, PARTITION)
     share.drop(slots_of([PARTITION]))
     assert not share.has_holes
     offered = share.offered(slots_of([2, 5]))
     assert offered is not None
     assert np.flatnonzero(offered).tolist() == [2]
     everything = Share(0)
-    assert (everything.shared, everything.whole, everything.offered(None)) == (False, True, None)
+    assert (everything.slotted, everything.whole, everything.offered(None)) == (False, True, None)
 
 
 # --- at random --------------------------------------------------------------------------------

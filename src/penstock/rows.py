@@ -141,8 +141,10 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     """Raised by a seek; within one generation `next_offset` only grows."""
     number: int = 0
     """Of the last settlement record of this shard; chains them."""
+    claims: Mapping[int, bytes] = msgspec.field(default_factory=dict)
+    """What was claimed by whom, in mode `shared`: by berth, as `RangeSet.to_bytes()`; 0 has what was given back."""
     stop: int | None = None
-    """Where a claimed range ends, in mode `shared`."""
+    """Where claims end: nobody has anything from here on. None if nothing was ever claimed."""
     updated_at: int = 0
     """When it was committed; the store says."""
 
@@ -191,6 +193,17 @@ class Waiting(NamedTuple):
     replay: int
 
 
+class Claim(NamedTuple):
+    """A wish for offsets that nobody has yet, in mode `shared`."""
+
+    most: int
+    """At most so many of them."""
+    end: int
+    """Nothing from here on: the log may be no longer."""
+    above: int = 0
+    """Nothing before this: of what others have given back, only that which is behind it."""
+
+
 class Settling(msgspec.Struct, frozen=True, kw_only=True):
     """What one of several owners of a shard has settled: added to the cursor, wherever the others have moved it."""
 
@@ -201,6 +214,12 @@ class Settling(msgspec.Struct, frozen=True, kw_only=True):
     """What is settled or parked by this step; any of it may have been before."""
     attempts: Mapping[int, int | None] = msgspec.field(default_factory=dict)
     """Attempts at unsettled offsets, as far as this owner has changed them; None for none any more."""
+    berth: int = 0
+    """Which one the owner has, in mode `shared`."""
+    freed: RangeSet = msgspec.field(default_factory=RangeSet)
+    """What it had claimed, has not settled, and does not have any more: anybody may claim it."""
+    claim: Claim | None = None
+    """What it wishes to have; what it got is among the claims of its berth afterwards."""
     record: Callable[[Cursor, Cursor], bytes] | None = None
     """Returns the settlement record, from the cursor before and after; empty for none.
 

@@ -368,7 +368,7 @@ class Bus:
         topic: Topic[T] | str,
         name: str,
         *,
-        mode: Literal["key_shared", "exclusive", "failover"] = "key_shared",
+        mode: Literal["key_shared", "shared", "exclusive", "failover"] = "key_shared",
         start: Start = "earliest",
         retry: Retry | None = None,
         exhausted: Exhausted | None = None,
@@ -385,8 +385,8 @@ class Bus:
         """Return a consumer of the subscription `name`, which is created when it is first used.
 
         * `mode`: `key_shared`, any number of consumers at a time, each with the events of its part of the keys;
-          `exclusive`, one consumer, and a second one is refused; or `failover`, where it stands by.
-          All of them keep the order of every key. It is fixed with the subscription.
+          `exclusive`, one consumer, and a second one is refused; `failover`, where it stands by; or `shared`, any
+          number of consumers, each of which takes whatever comes next. All but the last keep the order of every key.
         * `start`: where a new subscription begins: `earliest`, `latest`, a time, an offset, or offsets by partition.
         * `retry`, `exhausted` (`dead`, `halt` or `discard`), `timeout` (of a handler; 0 takes it away), `window`
           (events in memory), `window_bytes`, `heartbeat` (a profile's name, seconds, or `off`), `rate` (events a

@@ -36,12 +36,10 @@ if TYPE_CHECKING:
     from penstock.engine.shard import Shard as Engine
     from penstock.runtime.member import Member
     from penstock.runtime.seat import Seat
-    from penstock.runtime.team import Place
+    from penstock.runtime.crew import Place
 
 T = TypeVar("T")
 
-PREFETCH = 64
-"""So many single events are taken at a time; those that are not begun are given back at the end."""
 SINGLE_BYTES_MAX = 8 << 20
 BATCH_EVENTS_MAX = 5_000
 BATCH_BYTES_MAX = 8 << 20
@@ -310,6 +308,7 @@ class Consumer(Generic[T]):
             if self._member is None:
                 self._topic = await self._find_topic()
                 self._member = await self._join()
+                self._member.give_back = self._return_queue
             return self._member
 
     async def close(self) -> None:
@@ -379,7 +378,7 @@ class Consumer(Generic[T]):
                 await member.breathe()
                 continue  # it may be closed by now
             member.settle_down()
-            taken = member.take(PREFETCH, SINGLE_BYTES_MAX, singly=singly)
+            taken = member.take(member.prefetch, SINGLE_BYTES_MAX, singly=singly)
             if taken is None:
                 await member.wait()
             else:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.rows import Subscription, TopicInfo
     from penstock.runtime.member import Member
     from penstock.runtime.subscriptions import Start
-    from penstock.runtime.team import Place
+    from penstock.runtime.crew import Place
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -19,7 +19,7 @@ from penstock.offsets import Range
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from penstock.engine.lanes import Lanes
+    from penstock.engine.lanes import Lanes, Unordered
     from penstock.engine.messages import FetchedRow, Offsets, Park, Row
     from penstock.engine.share import Slots
 
@@ -262,7 +262,7 @@ class Aside:
         return found
 
     def choose(
-        self, events_max: int, bytes_max: int, lanes: Lanes, *, singly: bool, slots: Slots | None = None
+        self, events_max: int, bytes_max: int, lanes: Lanes | Unordered, *, singly: bool, slots: Slots | None = None
     ) -> list[Waiting]:
         """Return what can be handed over, in order; several of a lane together unless asked for singly."""
         if not self._in_memory or events_max <= 0:

@@ -55,6 +55,18 @@ class Lanes:
         """Whether what is chosen may be limited to some slots."""
         self._queues: Queues | None = None
 
+    def of(self, page: Page, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the lanes of these rows."""
+        return page.lanes[rows]
+
+    def of_one(self, page: Page, row: int) -> int:
+        """Return the lane of one row."""
+        return int(page.lanes[row])
+
+    def may_park(self, page: Page, lane: int) -> bool:
+        """Tell whether an event of this lane may wait aside: one without a key is the whole partition."""
+        return lane != page.lane
+
     def freed(self, lane: int) -> None:
         """Note that less of a lane is parked than was."""
         if self._queues is not None:
@@ -241,6 +253,81 @@ def _limited(some: Some, events_max: int, bytes_max: int, *, first: bool) -> Som
     if isinstance(rows, slice):
         return Some(page, slice(rows.start, rows.start + count))
     return Some(page, rows[:count])
+
+
+class Unordered:
+    """The same where there is no order: every event is a lane of its own, and stands in nobody's way."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+
+    def of(self, page: Page, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the lanes of these rows."""
+        return rows + page.start
+
+    def of_one(self, page: Page, row: int) -> int:
+        """Return the lane of one row."""
+        return page.start + row
+
+    def may_park(self, _page: Page, _lane: int) -> bool:
+        """Tell whether an event of this lane may wait aside."""
+        return True
+
+    def freed(self, lane: int) -> None:
+        """Do nothing: nobody waits for it."""
+
+    def choose(
+        self,
+        events_max: int,
+        bytes_max: int,
+        *,
+        singly: bool,  # noqa: ARG002 - there are never two of a lane
+        slots: Slots | None = None,  # noqa: ARG002 - what is claimed here is for whoever asks
+        until: int | None = None,
+        first: bool = True,
+    ) -> list[Some]:
+        """Return what can be handed over now, and nothing from `until` on; see `Lanes.choose`."""
+        chosen: list[Some] = []
+        for page in self._pages if self._pages.ready else ():
+            if events_max <= 0 or (until is not None and page.start >= until):
+                break
+            if not page.ready:
+                continue
+            rows: Rows = slice(0, page.size) if page.ready == page.size else page.in_state(READY)
+            if until is not None and until < page.stop:
+                rows = Some(page, rows).indexes
+                rows = rows[rows < until - page.start]
+            free = Some(page, rows)
+            some = _limited(free, events_max, bytes_max, first=first and not chosen)
+            if some.size:
+                chosen.append(some)
+            if some.size < free.size:
+                break
+            events_max -= some.size
+            bytes_max -= page.nbytes_of(some.rows)
+        return chosen
+
+    def bars(self, _lanes: Iterable[int]) -> dict[int, int]:
+        """Return from which offset on parked events have to wait for what is in memory: from none."""
+        return {}
+
+    def behind_parked(self, some: Some) -> Some:
+        """Return those that wait behind a parked event: none."""
+        return Some(some.page, np.zeros(0, np.int64))
+
+    def all_behind_parked(self) -> list[Some]:
+        """Return the same of all."""
+        return []
+
+    def blocked(self, limit: int, _slots: Slots | None = None) -> list[Some]:
+        """Return delayed events: nothing else waits."""
+        found = []
+        for page in self._pages:
+            rows = page.in_state(DELAYED)[: max(limit, 0)] if page.delayed else ()
+            if len(rows):
+                found.append(Some(page, np.asarray(rows)))
+                limit -= len(rows)
+        return found
 
 
 class Queues:

@@ -267,6 +267,29 @@ class CursorSeen(NamedTuple):
     next_offset: int
 
 
+class Want(NamedTuple):
+    """Somebody has asked for so many events and got none: claim some, where events are claimed."""
+
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What the step that was written has claimed, behind whatever is open; or nothing."""
+
+    ranges: tuple[Range, ...]
+    frontier: int
+    """The first offset that nobody has claimed."""
+
+
+class Freed(NamedTuple):
+    """Others have given back something that they had claimed: there is more to claim than the log tells."""
+
+
+class Shed(NamedTuple):
+    """Nobody asks any more: what was claimed and not handed over is for others, as far as nothing is known of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """A step is on the medium."""
@@ -283,7 +306,8 @@ class NotWritten:
 
 Input: TypeAlias = (
     HeadMoved | ReadDone | ReadFailed | LogTrimmed | Ask | Ack | Nack | GiveBack | Started | Extend | Tick | Fetched
-    | FetchFailed | RowsSeen | PolicyChanged | ConsumerLeft | Leaving | Left | CursorSeen | Written | NotWritten
+    | FetchFailed | RowsSeen | PolicyChanged | ConsumerLeft | Leaving | Left | CursorSeen | Want | Claimed
+    | Freed | Shed | Written | NotWritten
 )  # fmt: skip
 
 
@@ -362,6 +386,14 @@ class Park:
     failure: Failure = NO_FAILURE
 
 
+class Wish(NamedTuple):
+    """What is to be claimed with a step: at most so many events, of a log that ends here, and none before this."""
+
+    most: int
+    end: int
+    above: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """Progress to be written as one: the cursor, the rows beside it, and the record of what was settled how."""
@@ -383,3 +415,6 @@ class Step:
     """How many of the settled ones had failed before."""
     changed_attempts: dict[int, int | None] = field(default_factory=dict)
     """Attempts that are not as they were written, for a cursor that is shared; None for none any more."""
+    freed: RangeSet = field(default_factory=RangeSet)
+    """What was claimed, and is for others now."""
+    wish: Wish | None = None

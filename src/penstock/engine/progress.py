@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.messages import Offsets
+    from penstock.engine.messages import Offsets, Wish
 
 LATENCIES: Final = 40
 """How many buckets there are: the last but one ends at 2**38 microseconds, about three days."""
@@ -50,6 +50,8 @@ class Progress:
         """Slots of which something was settled since the last step, if anybody notes it …"""
         self._slots_writing: set[int] = set()
         """… and in the step that is being written."""
+        self._wish: Wish | None = None
+        self._freed = RangeSet()
 
     def _reset(self) -> None:
         self.unwritten = 0
@@ -169,6 +171,17 @@ class Progress:
         self.parks[park.row.offset] = park
         self._touched = True
 
+    def claim(self, wish: Wish) -> None:
+        """Claim with the next step; should that not be written, it is to be wished anew."""
+        self._wish = wish
+        self._touched = True
+
+    def free(self, offsets: Offsets) -> None:
+        """Let others have what was claimed."""
+        self.pass_over(offsets)
+        self._freed |= RangeSet([offsets]) if isinstance(offsets, Range) else RangeSet.from_offsets(offsets)
+        self._touched = True
+
     def touch(self) -> None:
         """Write the cursor with the next step though nothing was settled: its attempts have changed."""
         self._touched = True
@@ -217,7 +230,10 @@ class Progress:
             outcomes=dict(self._outcomes),
             latencies=tuple(self._latencies),
             retried=self._retried,
+            freed=self._freed,
+            wish=self._wish,
         )
+        self._wish, self._freed = None, RangeSet()
         self._writing = step
         self._taken += 1
         self._slots_writing, self.slots_touched = self.slots_touched, set()
@@ -252,6 +268,7 @@ class Progress:
         assert step is self._writing, "a step is told as not written that is not being written"
         self._writing = None
         self._touched = True
+        self._freed |= step.freed
         self.slots_touched |= self._slots_writing
         self._slots_writing = set()
         for outcome, offsets in step.outcomes.items():

@@ -93,6 +93,11 @@ class Reading:
         self.gaps += 1
         return Gap(self.position, first, "trimmed before they were delivered")
 
+    def restart(self, position: int) -> None:
+        """Begin anew, anywhere, with nothing to read."""
+        self.position = self.head = position
+        self._empty = False
+
     def passed(self, stop: int) -> None:
         """Go on from here."""
         self.position = stop

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
+from penstock.engine.claims import Claims
 from penstock.engine.messages import (
     Ack,
     Ask,
+    Claimed,
     ConsumerLeft,
     CursorSeen,
     Declare,
@@ -28,6 +30,7 @@ from penstock.engine.messages import (
     Fetch,
     Fetched,
     FetchFailed,
+    Freed,
     GiveBack,
     Halted,
     HeadMoved,
@@ -40,8 +43,10 @@ from penstock.engine.messages import (
     ReadDone,
     ReadFailed,
     RowsSeen,
+    Shed,
     Started,
     Tick,
+    Want,
     Written,
 )
 from penstock.engine.pages import DELAYED, READY
@@ -52,13 +57,13 @@ from penstock.engine.share import Share
 from penstock.engine.states import Outcome
 from penstock.engine.suspects import Suspects
 from penstock.engine.work import Work
-from penstock.offsets import Bitmap, Gap, Range
+from penstock.offsets import OFFSET_END, Bitmap, Gap, Range, RangeSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from penstock.engine.messages import Chunk, Deliver, Input, Now, Offsets, Output, Row, Step
+    from penstock.engine.messages import Chunk, Deliver, Input, Now, Offsets, Output, Row, Step, Wish
     from penstock.engine.policy import Policy
     from penstock.engine.share import Slots
 
@@ -73,7 +78,8 @@ UNWRITTEN_EVENTS_MAX: Final = 1 << 18
 class Shard:
     """One shard, from the cursor that was loaded on. `clean`: whoever had it before left nothing in flight.
 
-    With `slots` it has only events of these slots, and shares the cursor with the owners of the others.
+    With `slots` it has only events of these slots, and shares the cursor with the owners of the others. With a `berth`
+    it has what that one has claimed, claims more, and nothing waits for anything else: there is no order.
     """
 
     def __init__(
@@ -92,13 +98,22 @@ class Shard:
         now: Now,
         rate: Rate | None = None,
         slots: Slots | None = None,
+        berth: int = 0,
+        claimed: RangeSet | None = None,
     ) -> None:
         self.progress = Progress(
             next_offset=next_offset, settled=settled, attempts=attempts or {}, generation=generation, number=number
         )
+        self._claims: Claims | None = None
+        """Of a berth; `next_offset` is then the first that nobody has claimed."""
+        if berth:
+            claimed = claimed or RangeSet()
+            self._claims = Claims(claimed, frontier=next_offset, head=head)
+            self._begin_with(claimed)
+            head = max(claimed.end, self.progress.next_offset)
         self.last_dispatched = -1
         """The highest offset that was handed over; -1 if none was."""
-        self.share = Share(partition, slots)
+        self.share = Share(partition, slots, berth=berth)
         self._work = Work(
             self.progress, lane=partition, share=self.share, rows=rows, policy=policy, now=now, clean=clean
         )
@@ -123,12 +138,20 @@ class Shard:
         self._suspects = None if clean else Suspects(self._work, self._suspected_until())
         self._suspects_left = policy.window_events + policy.checkpoint_events - 1
 
+    def _begin_with(self, claimed: RangeSet) -> None:
+        """Have exactly these offsets open, of which nobody knows more."""
+        for first in claimed:
+            self.progress.bitmap.seek(first.start)
+            for foreign in claimed.missing(Range(first.start, claimed.end)):
+                self.progress.pass_over(foreign)
+            break
+
     def _suspected_until(self) -> int:
         """Return where suspects end: as many unsettled events as a window holds were in flight, at most."""
         # What was settled and not yet written lies before what was in hand.
         left = self.policy.window_events + self.policy.checkpoint_events - 1
         begin = self.next_offset
-        reach = max(min(self.head, begin + Bitmap.LIMIT), begin)
+        reach = max(min(self._reading.head, begin + Bitmap.LIMIT), begin)
         if not self.share.whole:
             return reach  # how many of these are its own is seen when they are read
         for span in self.progress.bitmap.unset_in(Range(begin, reach)):
@@ -147,12 +170,12 @@ class Shard:
     @property
     def head(self) -> int:
         """Where the log ends, as far as it is known."""
-        return self._reading.head
+        return self._reading.head if self._claims is None else self._claims.head
 
     @property
     def read_position(self) -> int:
-        """The next offset to read."""
-        return self._reading.position
+        """The next offset to read, or to claim."""
+        return self._reading.position if self._claims is None else self._claims.frontier
 
     @property
     def next_offset(self) -> int:
@@ -175,6 +198,31 @@ class Shard:
         work = self._work
         quiet = not work.in_flight and not work.pages.delayed and self._suspects is None
         return quiet and not self.progress.dirty and not self.progress.writing
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is open: what it claims next may lie anywhere."""
+        return self.progress.next_offset == self._reading.head
+
+    @property
+    def spent(self) -> bool:
+        """Whether it has nothing at all: whoever has its berth can do without."""
+        return self.at_rest and self.empty and not self.parked
+
+    @property
+    def _above(self) -> int:
+        """Where it may claim: behind whatever is open."""
+        return 0 if self.empty else self._reading.head
+
+    @property
+    def ahead(self) -> int:
+        """How many events are claimed, and not handed over."""
+        return 0 if self._claims is None else self._work.pages.ready + self._claims.unread
+
+    @property
+    def claimable(self) -> bool:
+        """Whether a `Want` would lead to a claim."""
+        return self._claims is not None and self._claims.free and not self.standing and self._suspects is None
 
     @property
     def in_memory(self) -> int:
@@ -218,6 +266,8 @@ class Shard:
     def wants(self) -> bool:
         """Whether it would read if there were more to read."""
         reading = self._reading
+        if self._claims is not None:
+            return not self.standing
         waits = reading.under_way or reading.retry_at > self._work.now.monotonic or self.standing
         return not waits and self._room()[0] > 0
 
@@ -305,12 +355,24 @@ class Shard:
             reading.passed(self.progress.next_offset)  # what was settled ahead, before it was loaded, is not read again
         if reading.due and reading.retry_at <= work.now.monotonic:
             events, nbytes = self._room()
+            if self._claims is not None:
+                events = min(events, self._run_of(self._claims))
             if events > 0:
                 self._out.append(reading.ask(events, nbytes))
         if len(work.aside) and self._fetch_at <= work.now.monotonic:
-            wanted = work.aside.to_fetch(work.now.wall_us, reading.position)
+            # Without an order there is nothing that a row might have to wait for.
+            wanted = work.aside.to_fetch(work.now.wall_us, OFFSET_END if self._claims else reading.position)
             if wanted:
                 self._out.append(Fetch(wanted))
+
+    def _run_of(self, claims: Claims) -> int:
+        """Go to the next offsets that are claimed, and return how many follow each other there."""
+        run = claims.next_run(self._reading.position)
+        if run is None:
+            self._reading.passed(self._reading.head)
+            return 0
+        self._reading.passed(run.start)
+        return len(run)
 
     def _room(self) -> tuple[int, int]:
         """Return how many events and bytes to read; 0 unless it is worth a read."""
@@ -322,7 +384,7 @@ class Shard:
         nbytes = min(policy.window_bytes - pages.open_bytes, policy.read_bytes)
         if nbytes < min(policy.read_bytes, (policy.window_bytes + 1) // 2):
             return 0, 0
-        begin = min(self.progress.next_offset, self._shared_offset) if self.share.shared else self.progress.next_offset
+        begin = min(self.progress.next_offset, self._shared_offset) if self.share.slotted else self.progress.next_offset
         return max(min(events, begin + Bitmap.LIMIT - self._reading.position), 0), nbytes
 
     def _relieve(self) -> None:
@@ -343,7 +405,11 @@ class Shard:
     # --- reading ------------------------------------------------------------------------------
 
     def _on_head(self, told: HeadMoved) -> None:
-        self._reading.moved(told.head)
+        if self._claims is None:
+            self._reading.moved(told.head)
+        else:
+            self._claims.moved(told.head)
+            self._reading.moved(self._reading.head)  # what could not be read is worth another look
 
     def _on_read(self, told: ReadDone) -> None:
         for item in self._reading.done(told):
@@ -376,6 +442,8 @@ class Shard:
         False if they reach too far ahead of the cursor for now, or if somebody has to say first that it may go on.
         """
         progress = self.progress
+        if self._claims is not None and gap.stop > self._reading.head:
+            gap = Gap(gap.start, self._reading.head, gap.reason)  # the rest is for whoever claims it
         if not self.share.has_holes:
             return self._pass_hole(gap)
         if self.policy.exhausted == "halt" and gap.stop > self._admitted:
@@ -418,6 +486,8 @@ class Shard:
         if self._suspects is not None and not self._hand_over_suspects(told, self._suspects):
             return
         handed = work.hand_over(work.choose(told), singly=told.singly, consumer=told.consumer)
+        if self._claims is not None:
+            self._claim(self._claims.wish_ahead(work.pages.ready, self._above, work.now.monotonic))
         if handed is not None:
             self._tell_handed(handed)
         elif self._stuck_since is None and (work.pages.ready or work.pages.delayed) and self._is_full():
@@ -472,6 +542,41 @@ class Shard:
     def _on_cursor(self, told: CursorSeen) -> None:
         self._shared_offset = max(self._shared_offset, told.next_offset)
 
+    # --- claims -------------------------------------------------------------------------------
+
+    def _claim(self, wish: Wish | None) -> None:
+        if wish is not None:
+            self.progress.claim(wish)
+            self._urgent = True
+
+    def _on_want(self, told: Want) -> None:
+        if self._claims is not None and self.claimable:
+            self._claim(self._claims.wish(told.events, self._above, self._work.now.monotonic))
+
+    def _on_claimed(self, told: Claimed) -> None:
+        reading, progress = self._reading, self.progress
+        assert self._claims is not None
+        self._claims.take(told.ranges, told.frontier, self._work.now.monotonic)
+        for claimed in told.ranges:
+            if self.empty:
+                progress.bitmap.seek(claimed.start)
+                reading.restart(claimed.start)
+            else:
+                assert claimed.start >= reading.head, "what is claimed lies before something that is open"
+                progress.pass_over(Range(reading.head, claimed.start))
+            reading.moved(claimed.stop)
+
+    def _on_freed(self, _told: Freed) -> None:
+        if self._claims is not None:
+            self._claims.freed()
+
+    def _on_shed(self, _told: Shed) -> None:
+        if self._claims is not None and self._suspects is None:
+            self._work.shed()
+            for unread in self._claims.shed():
+                for left in self.progress.bitmap.unset_in(unread):
+                    self.progress.free(left)
+
     def _on_started(self, told: Started) -> None:
         seconds = self.policy.timeout_seconds
         if seconds is not None:
@@ -509,6 +614,8 @@ class Shard:
 
     def _on_written(self, told: Written) -> None:
         self.progress.written(told.step)
+        if told.step.wish is not None and self._claims is not None:
+            self._claims.wished()
         self._work.aside.written(told.step.parks)
         if self._suspects is not None:
             self._suspects.written(told.step)
@@ -516,6 +623,8 @@ class Shard:
     def _on_not_written(self, told: NotWritten) -> None:
         self.progress.not_written(told.step)
         self._urgent = True
+        if told.step.wish is not None and self._claims is not None:
+            self._claims.wished()
 
     _HANDLERS: ClassVar[dict[type, Callable[[Shard, Any], None]]] = {
         HeadMoved: _on_head,
@@ -530,6 +639,10 @@ class Shard:
         Leaving: _on_leaving,
         Left: _on_left,
         CursorSeen: _on_cursor,
+        Want: _on_want,
+        Claimed: _on_claimed,
+        Freed: _on_freed,
+        Shed: _on_shed,
         Started: _on_started,
         Extend: _on_extend,
         Tick: _on_tick,

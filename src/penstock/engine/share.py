@@ -32,13 +32,17 @@ def slots_of(numbers: Iterable[int]) -> Slots:
 
 
 class Share:
-    """The slots of one owner; all of them if `mine` is None, and then nothing is passed over."""
+    """The slots of one owner; all of them if `mine` is None, and then nothing is passed over.
 
-    def __init__(self, partition: int, mine: Slots | None = None) -> None:
+    Where events are claimed by anybody slots do not matter, and what is set aside is the berth's.
+    """
+
+    def __init__(self, partition: int, mine: Slots | None = None, *, berth: int = 0) -> None:
+        self.berth = berth
         self.keyless = partition % SLOTS
         """The slot of events without a key: partitions have different ones, so that these are spread, too."""
-        self.shared = mine is not None
-        """Whether there may be other owners."""
+        self.slotted = mine is not None
+        """Whether slots decide whose an event is."""
         self.mine = np.ones(SLOTS, np.bool_) if mine is None else mine.copy()
         self.leaving = np.zeros(SLOTS, np.bool_)
         self._measure()

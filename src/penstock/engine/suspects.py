@@ -113,7 +113,7 @@ class Suspects:
         rows = some.indexes
         found: list[int] = []
         passed: set[int] = set()
-        for row, lane in zip(rows.tolist(), page.lanes[rows].tolist(), strict=True):
+        for row, lane in zip(rows.tolist(), self._work.lanes.of(page, rows).tolist(), strict=True):
             if page.start + row not in self._granted:
                 passed.add(lane)
             elif lane not in passed:

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.engine.aside import Aside
 from penstock.engine.deadlines import Deadlines
-from penstock.engine.lanes import Lanes
+from penstock.engine.lanes import Lanes, Unordered
 from penstock.engine.messages import NO_FAILURE, Deliver, Failure, Halted, Park, Piece, Row
 from penstock.engine.pages import DELAYED, GONE, HELD, READY, Page, Pages, Some
 from penstock.engine.policy import SHORT_DELAY_SECONDS
@@ -60,7 +60,9 @@ class Work:
         self.share = share
         self.pages = Pages(lane, share.keyless)
         self.aside = Aside(rows)
-        self.lanes = Lanes(self.pages, self.aside.first, slotted=share.shared)
+        self.lanes: Lanes | Unordered = Lanes(self.pages, self.aside.first, slotted=share.slotted)
+        if share.berth:
+            self.lanes = Unordered(self.pages)
         self.deadlines = Deadlines()
         self.delays = Timers()
         self.halts: dict[int, Halted] = {}
@@ -306,10 +308,9 @@ class Work:
             if isinstance(verdict, str):
                 self._end(page, row, verdict, failure)
                 continue
-            lane = int(page.lanes[row])
+            lane = self.lanes.of_one(page, row)
             long = verdict > SHORT_DELAY_SECONDS or aside.first.get(lane, offset) < offset
-            # A lane without a key is the whole partition: parking it would park everything.
-            if long and lane != page.lane and len(parked) < room:
+            if long and self.lanes.may_park(page, lane) and len(parked) < room:
                 parked[row] = self._due_after(verdict)
             else:
                 self._let_go(Some(page, slice(row, row + 1)))
@@ -425,6 +426,17 @@ class Work:
         for offset in [offset for offset in self.halts if self._is_gone(offset)]:
             del self.halts[offset]
 
+    def shed(self) -> None:
+        """Let others have what is ready and was never tried."""
+        tried = np.fromiter(self.progress.attempts, np.int64)
+        for page in self.pages:
+            rows = page.in_state(READY)
+            if len(tried):
+                rows = rows[~np.isin(rows + page.start, tried)]
+            if len(rows):
+                self.pages.move(Some(page, rows), GONE)
+                self.progress.free(rows + page.start)
+
     def _give_back(self, some: Some) -> None:
         if not some.size:
             return
@@ -532,8 +544,8 @@ class Work:
         written = []
         for index, due in due_at.items():
             offset = page.start + index
-            slot = int(page.slots[index]) if self.share.shared else 0
-            row = Row(offset, int(page.lanes[index]), due, self.progress.attempts.get(offset, 0), 0, slot)
+            slot = int(page.slots[index]) if self.share.slotted else self.share.berth
+            row = Row(offset, self.lanes.of_one(page, index), due, self.progress.attempts.get(offset, 0), 0, slot)
             self.progress.park(Park(row, state, *sources[index], failure))
             written.append(row)
         return written

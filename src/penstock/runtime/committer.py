@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.engine.messages import CursorSeen, NotWritten, Written
+from penstock.engine.messages import Claimed, CursorSeen, NotWritten, Written
 from penstock.errors import (
     Fenced,
     PenstockError,
@@ -28,17 +28,19 @@ from penstock.errors import (
     UnknownSubscription,
 )
 from penstock.offsets import RangeSet
-from penstock.rows import Commit, Cursor, Parked, ParkedFilter, Settling
+from penstock.rows import Claim, Commit, Cursor, Parked, ParkedFilter, Settling
 from penstock.runtime.blocks import ParkedBlocks
 from penstock.runtime.entrances import Host, Loop
 from penstock.runtime.ledger import record_of
+from penstock.settling import claims_of, frontier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.clock import Clock
-    from penstock.engine.messages import Park, Step
+    from penstock.engine.messages import Input, Park, Step
     from penstock.engine.shard import Shard as Engine
+    from penstock.offsets import Range
     from penstock.rows import ParkedState
     from penstock.runtime.seat import Seat
 
@@ -57,7 +59,7 @@ PURGE_ROWS: Final = 500
 class Entry:
     """A step of a seat on its way to the store."""
 
-    __slots__ = ("cursor", "engine", "fences", "seat", "step")
+    __slots__ = ("claimed", "cursor", "engine", "fences", "seat", "step")
 
     def __init__(self, seat: Seat, engine: Engine, step: Step) -> None:
         self.seat = seat
@@ -66,13 +68,26 @@ class Entry:
         # Now: a seat that is lost and taken again meanwhile has another one, under which this step must not be written.
         self.fences = seat.fences
         self.cursor: Cursor | None = None
-        """What has come of it, where others write the same cursor."""
+        """What has come of it, where others write the same cursor …"""
+        self.claimed: tuple[Range, ...] = ()
+        """… and what was claimed by it."""
 
     def record(self, now_us: int, before: Cursor, after: Cursor) -> bytes:
         """Return the record of a step that was added to a shared cursor; called in the store's transaction."""
         self.cursor = after
+        if self.step.wish is not None:
+            berth = self.seat.berth
+            self.claimed = tuple(claims_of(after, berth) - claims_of(before, berth))
         step = replace(self.step, number=after.number, begin=before.next_offset, next_offset=after.next_offset)
-        return record_of(self.seat.shard, step, now_us) if self.seat.recorded else b""
+        return record_of(self.seat.cursor_shard, step, now_us) if self.seat.recorded else b""
+
+    @property
+    def news(self) -> list[Input]:
+        """What its engine is to be told of the cursor."""
+        if self.cursor is None:
+            return []
+        seen: list[Input] = [CursorSeen(self.cursor.next_offset)]
+        return seen if self.step.wish is None else [*seen, Claimed(self.claimed, frontier(self.cursor))]
 
 
 class Committer(Loop):
@@ -181,9 +196,8 @@ class Committer(Loop):
             case None:
                 seat.trouble.pop("commit", None)
                 self._held_back.pop(seat, None)
-                self._told(entry, Written(entry.step))
-                if entry.cursor is not None and seat.engine is entry.engine:
-                    seat.tell(CursorSeen(entry.cursor.next_offset))
+                for told in (Written(entry.step), *entry.news):
+                    self._told(entry, told)
             case Fenced():
                 seat.lose(f"another consumer has it: {answer}")
             case StaleCursor():
@@ -194,7 +208,7 @@ class Committer(Loop):
                 self._hold_back(seat, f"{type(answer).__name__}: {answer}")
                 self._told(entry, NotWritten(entry.step))
 
-    def _told(self, entry: Entry, told: Written | NotWritten) -> None:
+    def _told(self, entry: Entry, told: Input) -> None:
         if entry.seat.engine is entry.engine:
             entry.seat.tell(told)
 
@@ -237,12 +251,15 @@ class Committer(Loop):
     def _commit_of(self, entry: Entry, now_us: int) -> Commit:
         seat, step = entry.seat, entry.step
         parked = tuple(_parked(seat, park, now_us) for park in step.parks)
-        if seat.slots is not None:
+        if seat.shares_cursor:
             settling = Settling(
-                shard=seat.shard,
+                shard=seat.cursor_shard,
                 generation=step.generation,
                 settled=reduce(or_, step.outcomes.values(), RangeSet()),
                 attempts=step.changed_attempts,
+                berth=seat.berth,
+                freed=step.freed,
+                claim=None if step.wish is None else Claim(*step.wish),
                 record=partial(entry.record, now_us),
             )
             return Commit(settling=settling, parked=parked, fences=entry.fences)

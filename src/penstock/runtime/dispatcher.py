@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import PenstockError, StoreClosed, UnknownSubscription
 from penstock.runtime.committer import Committer
+from penstock.runtime.crew import Crew, Place
 from penstock.runtime.entrances import Host, Loop
 from penstock.runtime.ledger import BUSY_SECONDS, Ledger
 from penstock.runtime.member import Member
 from penstock.runtime.monitor import Monitor
 from penstock.runtime.presence import Presence
-from penstock.runtime.subscriptions import MEMBERS, SHARED, subscription_of
-from penstock.runtime.team import Place, Team
+from penstock.runtime.subscriptions import CLAIMED, MEMBERS, SHARED, subscription_of
+from penstock.runtime.pool import Pool
+from penstock.runtime.team import Team
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -74,9 +76,9 @@ class Dispatcher:
         )
         self.watch = Watch(self, jitter)
         self.members: dict[Member, None] = {}
-        self.teams: dict[tuple[str, str], Team] = {}
+        self.crews: dict[tuple[str, str], Crew] = {}
         """By log and subscription: those whose consumers share what this process has of it."""
-        self.teams_made = 0
+        self.crews_made = 0
         self.waiting: dict[Member, None] = {}
         """Those that may have an empty seat."""
         self.own_changes = OwnChanges()
@@ -102,7 +104,7 @@ class Dispatcher:
         """Let a consumer have what is free of a subscription, or its part."""
         self._start()
         if subscription.mode in SHARED:
-            return await self._join_team(topic, subscription, owner, on_gap)
+            return await self._join_crew(topic, subscription, owner, on_gap)
         member = Member(self, topic, subscription, owner, on_gap)
         # Before it has anything: what is changed while it joins is seen by its seats, or by the watch.
         self.members[member] = None
@@ -117,34 +119,35 @@ class Dispatcher:
             self.monitor.race(seat)
         return member
 
-    async def _join_team(
+    async def _join_crew(
         self, topic: TopicInfo, subscription: Subscription, owner: str, on_gap: Callable[[int, Gap], None]
     ) -> Place:
         key = (topic.log_id, subscription.name)
-        team = self.teams.get(key)
-        if team is None or team.closed or team.ended is not None:
-            team = self.teams[key] = Team(self, topic, subscription)
-            self.members[team] = None
-        return await team.add(owner, on_gap)
+        crew = self.crews.get(key)
+        if crew is None or crew.closed or crew.ended is not None:
+            kind = Pool if subscription.mode == CLAIMED else Team
+            crew = self.crews[key] = kind(self, topic, subscription)
+            self.members[crew] = None
+        return await crew.add(owner, on_gap)
 
     async def leave(self, member: Member | Place) -> None:
         """Let a consumer go."""
         if isinstance(member, Place):
-            await member.team.remove(member)
-            if not member.team.places:
-                self._forget(member.team)
+            await member.crew.remove(member)
+            if not member.crew.places:
+                self._forget(member.crew)
             return
-        if isinstance(member, Team):
+        if isinstance(member, Crew):
             self._forget(member)
         self.waiting.pop(member, None)
         await member.leave()
         self.members.pop(member, None)  # at last: should this be cut off, `stop` does it
 
-    def _forget(self, team: Team) -> None:
-        self.members.pop(team, None)
-        key = (team.topic.log_id, team.subscription.name)
-        if self.teams.get(key) is team:
-            del self.teams[key]
+    def _forget(self, crew: Crew) -> None:
+        self.members.pop(crew, None)
+        key = (crew.topic.log_id, crew.subscription.name)
+        if self.crews.get(key) is crew:
+            del self.crews[key]
 
     async def saved(self, seat: Seat) -> bool:
         """Write what a shard has settled; False if the store does not take it, or not in time."""
@@ -227,7 +230,7 @@ class Watch(Loop):
     async def _round(self) -> float:
         began = self._clock.monotonic()
         await self._look_at_changes()
-        await self._look_at_teams()
+        await self._look_at_crews()
         waiting = self._dispatcher.waiting
         for member in list(waiting):
             for seat in member.empty_seats:
@@ -237,10 +240,10 @@ class Watch(Loop):
         # Where there is much to look at, looking leaves most of the time to the consumers.
         return max(STANDBY_SECONDS, 2 * (self._clock.monotonic() - began))
 
-    async def _look_at_teams(self) -> None:
+    async def _look_at_crews(self) -> None:
         """Balance those of which a consumer has come or gone anywhere, and those that have not what is their due."""
-        teams = self._dispatcher.teams
-        if not teams:
+        crews = self._dispatcher.crews
+        if not crews:
             return
         host = self._dispatcher.host
         revision, gone = await host.call(self._look_at_leases)
@@ -250,27 +253,28 @@ class Watch(Loop):
             consumers: defaultdict[str, list[str]] = defaultdict(list)
             for lease in members:
                 consumers[subscription_of(lease.name)].append(lease.name)
-            for team in teams.values():
-                team.hear(consumers[team.members])
+            for crew in crews.values():
+                crew.hear(consumers[crew.members])
             self._leases_revision = revision
-        for team in list(teams.values()):
-            if team.restless:
-                await self._balance(team)
+        for crew in list(crews.values()):
+            crew.tend()
+            if crew.restless:
+                await self._balance(crew)
 
     def _look_at_leases(self) -> tuple[int, bool]:
         """Return the revision of all leases, and whether a process that shares something is gone: it changes none."""
         leases = self._dispatcher.host.store.leases
         return leases.revision(), any(leases.holder(name) is None for name in self._processes)
 
-    async def _balance(self, team: Team) -> None:
+    async def _balance(self, crew: Crew) -> None:
         try:
-            await team.balance()
+            await crew.balance()
         except StoreClosed:
             raise
         except UnknownSubscription as gone:
-            team.end(gone)
+            crew.end(gone)
         except PenstockError as error:
-            logger.info("%s: could not be balanced, and will be again: %s", team.subscription.name, error)
+            logger.info("%s: could not be balanced, and will be again: %s", crew.subscription.name, error)
 
     async def _try(self, member: Member, seat: Seat) -> None:
         host = self._dispatcher.host

@@ -31,8 +31,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXCLUSIVE: Final = "exclusive"
+PREFETCH: Final = 64
+"""So many single events are handed to a consumer at a time, which begins them one after the other."""
 BREATH_SECONDS: Final = 0.01
 """So long a consumer may keep the event loop to itself, if its own code does not let go of it either."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class Waiter:
@@ -42,6 +48,9 @@ class Waiter:
         self.clock = clock
         self._awake = asyncio.Event()
         self._waited_at = 0.0
+        self.prefetch = PREFETCH
+        self.give_back: Callable[[], None] = _nothing
+        """Gives back what was handed over and not begun; set by whoever takes single events."""
 
     def wake(self) -> None:
         """Let whoever waits look again."""

@@ -46,6 +46,7 @@ from penstock.errors import (
 from penstock.rows import ParkedFilter, Partition
 from penstock.runtime.blocks import fetched_row, read_items
 from penstock.runtime.ledger import TOPIC as LEDGER
+from penstock.runtime.subscriptions import shard_lease
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -62,7 +63,8 @@ RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 5.0
 
 
-def _row(waiting: Waiting) -> Row:
+def row_of(waiting: Waiting) -> Row:
+    """Return a row as the engine sees it."""
     return Row(*waiting[1:], slot=waiting.shard.slot)
 
 
@@ -108,7 +110,7 @@ class Seat:
         self.topic = topic
         self.shard = shard
         self.partition = Partition(shard.log_id, shard.partition)
-        self.lease_name = f"shard/{shard.log_id}/{shard.subscription}/{shard.slot}/{shard.partition}"
+        self.lease_name = shard_lease(shard)
         self.lease: Lease | None = None
         self.recorded = dispatcher.with_ledger and topic.name != LEDGER
         self.engine: Engine | None = None
@@ -132,6 +134,16 @@ class Seat:
     def fences(self) -> tuple[Fence, ...]:
         """What its writes carry."""
         return () if self.lease is None else (self.lease.fence,)
+
+    @property
+    def shares_cursor(self) -> bool:
+        """Whether others write the same cursor."""
+        return False
+
+    @property
+    def berth(self) -> int:
+        """Which berth it has, where events are claimed; 0 for none."""
+        return 0
 
     @property
     def slots(self) -> Slots | None:
@@ -158,6 +170,11 @@ class Seat:
     def parted(self) -> bool:
         """Whether its events go to several owners, by their slots."""
         return False
+
+    @property
+    def cursor_shard(self) -> Shard:
+        """The shard whose cursor it writes."""
+        return self.shard
 
     def __str__(self) -> str:
         return f"subscription {self.shard.subscription!r} at {self.topic.name}/{self.shard.partition}"
@@ -200,22 +217,7 @@ class Seat:
             self.member.know(subscription)
         self._marked = frozenset(cursor.attempts)
         self._marked_rows = any(row.due_at == MARKED for row in rows)
-        now = self.now()
-        self.engine = Engine(
-            next_offset=cursor.next_offset,
-            settled=cursor.settled,
-            attempts=cursor.attempts,
-            generation=cursor.generation,
-            number=cursor.number,
-            partition=self.shard.partition,
-            policy=self.member.policy,
-            rows=[_row(row) for row in rows],
-            clean=lease.clean,
-            head=head,
-            now=now,
-            rate=self.member.rate,
-            slots=self.slots,
-        )
+        self.engine = self._make_engine(cursor, rows, head, clean=lease.clean)
         if cursor.next_offset > head:
             logger.error(
                 "%s: its cursor is at %d, and the log ends at %d: acknowledged events are lost; new ones come above it",
@@ -228,6 +230,23 @@ class Seat:
         self.member.spread()
         self.tell(HeadMoved(head))
         return True
+
+    def _make_engine(self, cursor: Cursor, rows: list[Waiting], head: int, *, clean: bool) -> Engine:
+        return Engine(
+            next_offset=cursor.next_offset,
+            settled=cursor.settled,
+            attempts=cursor.attempts,
+            generation=cursor.generation,
+            number=cursor.number,
+            partition=self.shard.partition,
+            policy=self.member.policy,
+            rows=[row_of(row) for row in rows],
+            clean=clean,
+            head=head,
+            now=self.now(),
+            rate=self.member.rate,
+            slots=self.slots,
+        )
 
     async def _acquire(self) -> Lease | None:
         """Have the right to the shard; None if somebody else has it."""
@@ -245,7 +264,7 @@ class Seat:
         return cursor, rows, store.log.bounds(self.partition).stop, subscription
 
     def _cursor(self) -> Cursor:
-        shard = self.shard
+        shard = self.cursor_shard
         for cursor in self._host.store.cursors.load(shard.log_id, shard.subscription):
             if cursor.shard == shard:
                 return cursor
@@ -419,4 +438,4 @@ class Seat:
         if cursor.generation != engine.progress.generation:
             self.lose(f"it was moved to offset {cursor.next_offset}")
             return
-        self.tell(RowsSeen(tuple(_row(row) for row in rows if row.replay)))
+        self.tell(RowsSeen(tuple(row_of(row) for row in rows if row.replay)))

@@ -79,6 +79,11 @@ class SlotSeat(Seat):
         return tuple(lease.fence for lease in self.holding.leases.values())
 
     @property
+    def shares_cursor(self) -> bool:
+        """Whether others write the same cursor."""
+        return True
+
+    @property
     def slots(self) -> Slots | None:
         """Which slots it has."""
         return slots_of(self.holding.leases)

@@ -46,7 +46,9 @@ logger = logging.getLogger(__name__)
 Start: TypeAlias = "Literal['earliest', 'latest'] | int | datetime | Mapping[int, int]"
 """Where to begin: by name, at an offset (or offsets by partition), or at a time of appending."""
 
-SHARED: Final = ("key_shared",)
+CLAIMED: Final = "shared"
+"""The mode in which events go to whoever asks."""
+SHARED: Final = ("key_shared", CLAIMED)
 """Modes in which several consumers have a subscription at a time."""
 MODES: Final = ("exclusive", "failover", *SHARED)
 ROWS_AT_A_TIME: Final = 1_000
@@ -72,6 +74,16 @@ def subscription_of(member: str) -> str:
 def slots_prefix(log_id: str, name: str) -> str:
     """Return how the names of the leases of its slots begin; the number of the slot follows."""
     return f"slot/{log_id}/{name}/"
+
+
+def shards_prefix(log_id: str, name: str) -> str:
+    """Return how the names of the leases of its shards and berths begin; slot and partition follow."""
+    return f"shard/{log_id}/{name}/"
+
+
+def shard_lease(shard: Shard) -> str:
+    """Return the name of the lease of a shard, or of a berth."""
+    return f"{shards_prefix(shard.log_id, shard.subscription)}{shard.slot}/{shard.partition}"
 
 
 def shard_of(topic: TopicInfo, name: str, partition: int) -> Shard:

@@ -20,22 +20,21 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.engine.messages import Ask, ConsumerLeft, Leaving
+from penstock.engine.messages import Ask, Leaving
 from penstock.engine.share import SLOTS, slots_of
 from penstock.errors import PenstockError, StaleDelivery, StoreClosed
-from penstock.runtime.member import Member, Waiter
-from penstock.runtime.seat import Seat
+from penstock.runtime.crew import Crew, Place
 from penstock.runtime.slots import Holding, dues, spread
-from penstock.runtime.subscriptions import members_prefix, slots_prefix
+from penstock.runtime.subscriptions import slots_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from penstock.engine.messages import Deliver
     from penstock.engine.share import Slots
-    from penstock.offsets import Gap
     from penstock.rows import Lease, Subscription, TopicInfo
     from penstock.runtime.dispatcher import Dispatcher
+    from penstock.runtime.seat import Seat
 
 logger = logging.getLogger(__name__)
 
@@ -57,135 +56,33 @@ class View(NamedTuple):
     slots: dict[int, Lease]
 
 
-# --- consumers --------------------------------------------------------------------------------
-
-
-class Place(Waiter):
-    """One consumer of a team; what `Member` is to the consumer of another subscription."""
-
-    def __init__(self, team: Team, number: int, owner: str, on_gap: Callable[[int, Gap], None]) -> None:
-        super().__init__(team.clock)
-        self.team = team
-        self.number = number
-        self.owner = owner
-        self.on_gap = on_gap
-        self.lease: Lease | None = None
-        self.slots: Slots = slots_of(())
-        self.closed = False
-
-    @property
-    def seats(self) -> list[Seat]:
-        """The seats that it may be given events of."""
-        return self.team.seats
-
-    @property
-    def ended(self) -> BaseException | None:
-        """Why it can go on no more."""
-        return self.team.ended
-
-    @property
-    def present(self) -> bool:
-        """Whether what was handed over is still its own, as far as this process can tell by itself."""
-        return self.team.present
-
-    @property
-    def gaps(self) -> int:
-        """How many holes were declared."""
-        return self.team.gaps
-
-    def take(self, events_max: int, bytes_max: int, *, singly: bool) -> tuple[Seat, Deliver] | None:
-        """Return the next events of its slots."""
-        if not self.slots.any():
-            return None
-        slots = self.slots if self.team.divided else None
-        return self.team.take_for(Ask(events_max, bytes_max, singly, self.number, slots))
-
-    async def flush(self) -> None:
-        """Return when everything that was settled is on the medium; `StaleDelivery`, once, if some of it never will."""
-        await self.team.flush()
-
-
-class Team(Member):
-    """The consumers of a subscription in this process, and what they have of it."""
+class Team(Crew):
+    """The consumers of a `key_shared` subscription in this process, and what they have of it."""
 
     def __init__(self, dispatcher: Dispatcher, topic: TopicInfo, subscription: Subscription) -> None:
-        # A name of its own: the leases of an earlier team, which is about to give them back, are not this one's.
-        dispatcher.teams_made += 1
-        owner = f"{dispatcher.presence.name}/{dispatcher.teams_made}"
-        super().__init__(dispatcher, topic, subscription, owner, self._tell_gap)
-        self.members = members_prefix(topic.log_id, subscription.name)
+        super().__init__(dispatcher, topic, subscription)
         self._slots = slots_prefix(topic.log_id, subscription.name)
-        self.places: dict[int, Place] = {}
         self.holdings: list[Holding] = []
         self._whose: dict[int, int] = {}
-        """Which consumer has each slot."""
-        self._numbers = 0
-        self._losses = dispatcher.presence.losses
-        self._balancing = asyncio.Lock()
-        self._consumers: list[str] = []
-        """All consumers of the subscription, as they were when it was last balanced …"""
-        self._news = True
-        """… and whether they are others by now."""
-        self._fits = False
+        """Which consumer has each slot …"""
+        self._of_place: dict[int, Slots] = {}
+        """… and which slots each consumer has."""
         self._going: set[int] = set()
         """The epochs of leases that are being given back."""
         self._join_at = 0.0
         self._join_seconds = JOIN_SECONDS
-        self._unwritten: StaleDelivery | None = None
-        """What was settled and lost with a holding, until somebody is told."""
 
-    def __str__(self) -> str:
-        return f"subscription {self.subscription.name!r} of {self.topic.name}"
+    def _left(self, _place: Place) -> None:
+        self._assign()
 
-    def _first_seats(self) -> list[Seat]:
-        return []
-
-    # --- coming and going ---------------------------------------------------------------------
-
-    async def add(self, owner: str, on_gap: Callable[[int, Gap], None]) -> Place:
-        """Let a consumer come."""
-        self._numbers += 1
-        place = Place(self, self._numbers, owner, on_gap)
-        self.places[place.number] = place
-        try:
-            await self.balance()
-        except BaseException:
-            await self.remove(place)
-            raise
-        return place
-
-    async def remove(self, place: Place) -> None:
-        """Let a consumer go: what it holds is given to the others, and the last one gives everything back."""
-        place.closed = True
-        place.wake()
-        self.places.pop(place.number, None)
-        for seat in self.seats:
-            seat.tell(ConsumerLeft(place.number))
-        lease, place.lease = place.lease, None
-        if not self.places:
-            await self.leave()
-        if lease is not None:
-            await self._dispatcher.presence.give_back(lease, clean=True)
-        if self.places:
-            self._news = True
-            self._assign()
-            self._dispatcher.watch.wake()
-
-    async def leave(self) -> None:
-        """Give everything back."""
-        self.closed = True
-        for place in self.places.values():
-            place.closed = True
-        self.wake()
-        async with self._balancing:
-            for holding in self.holdings:
-                if holding.departure is not None:
-                    holding.departure.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await holding.departure
-            await asyncio.gather(*(self._give_up(holding) for holding in self.holdings))
-            self.holdings = []
-            self.seats = []
+    async def _give_all_back(self) -> None:
+        for holding in self.holdings:
+            if holding.departure is not None:
+                holding.departure.cancel()
+                with suppress(asyncio.CancelledError):
+                    await holding.departure
+        await asyncio.gather(*(self._give_up(holding) for holding in self.holdings))
+        self.holdings = []
 
     async def _give_up(self, holding: Holding) -> None:
         clean = False
@@ -204,83 +101,33 @@ class Team(Member):
             self._dispatcher.presence.abandon(leases)  # if this was cut off
 
     @property
-    def empty_seats(self) -> list[Seat]:
-        """None that wait for others: what is free is found by `balance`."""
-        return []
-
-    def lost(self, _seat: Seat) -> None:
-        """Note that a seat was lost; the next balance loads it again, or gives its holding up."""
-        self._fits = False
-        self.spread()
-        self.wake()
-        self._dispatcher.watch.wake()
-
-    def wake(self) -> None:
-        """Let whoever waits look again."""
-        for place in self.places.values():
-            place.wake()
-
-    def end(self, error: BaseException) -> None:
-        """Go on no more, and say why to whoever waits."""
-        super().end(error)
-        self.wake()
-
-    def _tell_gap(self, partition: int, gap: Gap) -> None:
-        place = next(iter(self.places.values()), None)
-        if place is not None:  # one of them is enough: it is one hole
-            place.on_gap(partition, gap)
-
-    @property
     def divided(self) -> bool:
         """Whether there are several consumers in this process, each of which names its slots."""
         return len(self.places) > 1
 
-    def take_for(self, ask: Ask) -> tuple[Seat, Deliver] | None:
-        """Return the next events for the consumer that asks."""
+    def take_for(self, place: Place, events_max: int, bytes_max: int, *, singly: bool) -> tuple[Seat, Deliver] | None:
+        """Return the next events of the slots of the consumer that asks."""
+        slots = self._of_place.get(place.number)
+        if slots is None or not slots.any():
+            return None
+        ask = Ask(events_max, bytes_max, singly, place.number, slots if self.divided else None)
         return self._take(ask, [seat for holding in self.holdings if not holding.resting for seat in holding.seats])
 
     def _part(self) -> float:
         return sum(len(holding.leases) for holding in self.holdings) / SLOTS
 
-    async def flush(self) -> None:
-        """Return when everything that was settled is on the medium; `StaleDelivery`, once, if some of it never will."""
-        await super().flush()
-        if self._unwritten is not None:
-            error, self._unwritten = self._unwritten, None
-            raise error
-
     # --- balancing ----------------------------------------------------------------------------
 
-    def hear(self, consumers: list[str]) -> None:
-        """Note which consumers there are, by the names of their leases."""
-        self._news = self._news or sorted(consumers) != self._consumers
-
-    @property
-    def restless(self) -> bool:
-        """Whether there is a reason to balance it: others are there, or it has not what is its due."""
-        return self._news or not self._fits
-
-    async def balance(self) -> None:
-        """Have what is due: let go of what is too much, and take what is missing and free."""
-        async with self._balancing:
-            if self.closed or self.ended is not None:
-                return
-            self._fits = False  # until it is seen to
-            presence = self._dispatcher.presence
-            if presence.lapsed or presence.losses != self._losses:
-                self._losses = presence.losses
-                self._lose_all("this process was silent for longer than its lease")
-            for place in list(self.places.values()):
-                if place.lease is None:
-                    place.lease = await presence.acquire(f"{self.members}{place.owner}", place.owner)
-            view = await self._dispatcher.host.call(self._look)
-            self._consumers, self._news = sorted(lease.name for lease in view.consumers), False
-            self._drop_lost(view)
-            await self._disown(view)
-            await self._load_seats()
-            await self._fit(view)
-            await self._join_holdings()
-            self._assign()
+    async def _balance(self) -> None:
+        """Let go of what is too much, and take what is missing and free."""
+        view = await self._dispatcher.host.call(self._look)
+        self._know_consumers(view.consumers)
+        self._drop_lost(view)
+        await self._disown(view)
+        await self._load_seats()
+        await self._fit(view)
+        await self._join_holdings()
+        self._assign()
 
     def _look(self) -> View:
         leases = self._dispatcher.host.store.leases
@@ -307,25 +154,18 @@ class Team(Member):
     def _lose_all(self, why: str) -> None:
         for holding in list(self.holdings):
             self._lose(holding, why)
-        for place in self.places.values():
-            place.lease = None
 
     def _lose(self, holding: Holding, why: str) -> None:
         self._fits = False
         if holding.departure is not None:
             holding.departure.cancel()
         for seat in holding.seats:
-            seat.lose(why)
-            if seat.lost_unwritten:
-                self._unwritten = StaleDelivery(str(seat), seat.lost_because)
+            self._lose_seat(seat, why)
         self._forget(holding)
 
     def _forget(self, holding: Holding) -> None:
         self.holdings.remove(holding)
-        gone = set(holding.seats)
-        self.seats = [seat for seat in self.seats if seat not in gone]
-        for seat in gone:
-            self.suspected.pop(seat, None)
+        self._forget_seats(set(holding.seats))
 
     async def _load_seats(self) -> None:
         """Load what is empty, at first or because the subscription was moved."""
@@ -429,8 +269,9 @@ class Team(Member):
         """Give the slots to the consumers."""
         slots = [slot for holding in self.holdings for slot in holding.staying]
         self._whose = spread(slots, list(self.places), self._whose)
-        for place in self.places.values():
-            place.slots = slots_of(slot for slot, number in self._whose.items() if number == place.number)
+        self._of_place = {
+            place: slots_of(slot for slot, number in self._whose.items() if number == place) for place in self.places
+        }
         self.spread()
         self.wake()
 

@@ -66,7 +66,20 @@ REMEMBERED_MAX = 200_000
 """The positions of so many cursors are remembered by a process."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_body = msgspec.msgpack.Decoder(tuple[bytes, dict[int, int], int, int | None, int]).decode
+
+
+class _Body(msgspec.Struct, array_like=True):
+    """What the row of a cursor has beside its columns; what is last may be missing."""
+
+    settled: bytes
+    attempts: dict[int, int]
+    number: int
+    stop: int | None
+    updated_at: int
+    claims: dict[int, bytes] = {}
+
+
+_decode_body = msgspec.msgpack.Decoder(_Body).decode
 
 
 # --- rows -------------------------------------------------------------------------------------
@@ -75,22 +88,25 @@ _decode_body = msgspec.msgpack.Decoder(tuple[bytes, dict[int, int], int, int | N
 def cursor_row(cursor: Cursor, updated_at: int) -> Row:
     """Return a cursor as it is stored."""
     attempts = cursor.attempts if type(cursor.attempts) is dict else dict(cursor.attempts)
-    body = _encode((cursor.settled, attempts, cursor.number, cursor.stop, updated_at))
-    return CURSORS.seal((*cursor.shard, cursor.next_offset, cursor.generation, body))
+    body: tuple[object, ...] = (cursor.settled, attempts, cursor.number, cursor.stop, updated_at)
+    if cursor.claims:
+        body = (*body, dict(cursor.claims))
+    return CURSORS.seal((*cursor.shard, cursor.next_offset, cursor.generation, _encode(body)))
 
 
 def cursor_of(values: Row) -> Cursor:
     """Return the cursor that a checked row holds."""
-    settled, attempts, number, stop, updated_at = _decode_body(values[6])
+    body = _decode_body(values[6])
     return Cursor(
         shard=Shard(*values[:4]),
         next_offset=values[4],
-        settled=settled,
-        attempts=attempts,
+        settled=body.settled,
+        attempts=body.attempts,
         generation=values[5],
-        number=number,
-        stop=stop,
-        updated_at=updated_at,
+        number=body.number,
+        claims=body.claims,
+        stop=body.stop,
+        updated_at=body.updated_at,
     )
 
 
