@@ -56,14 +56,18 @@ class Claims:
         """How many events are claimed and not read."""
         return sum(map(len, self._unread))
 
-    def next_run(self, position: int) -> Range | None:
-        """Return what to read next, from this position on."""
+    @property
+    def next_run(self) -> Range | None:
+        """What to read next."""
+        return self._unread[0] if self._unread else None
+
+    def read_to(self, position: int) -> None:
+        """Note that everything before this position was read."""
         unread = self._unread
         while unread and unread[0].stop <= position:
             unread.popleft()
         if unread and unread[0].start < position:
             unread[0] = Range(position, unread[0].stop)
-        return unread[0] if unread else None
 
     def moved(self, head: int) -> None:
         """Note where the log ends."""

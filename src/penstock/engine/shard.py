@@ -353,6 +353,7 @@ class Shard:
         work, reading = self._work, self._reading
         if reading.position < self.progress.next_offset and not reading.under_way:
             reading.passed(self.progress.next_offset)  # what was settled ahead, before it was loaded, is not read again
+            self._note_read()
         if reading.due and reading.retry_at <= work.now.monotonic:
             events, nbytes = self._room()
             if self._claims is not None:
@@ -367,7 +368,7 @@ class Shard:
 
     def _run_of(self, claims: Claims) -> int:
         """Go to the next offsets that are claimed, and return how many follow each other there."""
-        run = claims.next_run(self._reading.position)
+        run = claims.next_run
         if run is None:
             self._reading.passed(self._reading.head)
             return 0
@@ -418,6 +419,11 @@ class Shard:
                 self._take(item)
             elif not self._lose(item):
                 break
+        self._note_read()
+
+    def _note_read(self) -> None:
+        if self._claims is not None:
+            self._claims.read_to(self._reading.position)
 
     def _take(self, chunk: Chunk) -> None:
         before = self._work.pages.open
@@ -435,6 +441,7 @@ class Shard:
         gap = self._reading.trimmed(told.first)
         if gap is not None:
             self._lose(gap)
+            self._note_read()
 
     def _lose(self, gap: Gap) -> bool:
         """Settle offsets that hold nothing, and say so.

@@ -77,7 +77,8 @@ class Entry:
         self.cursor = after
         if self.step.wish is not None:
             berth = self.seat.berth
-            self.claimed = tuple(claims_of(after, berth) - claims_of(before, berth))
+            # What it gives back it may be given again.
+            self.claimed = tuple(claims_of(after, berth) - (claims_of(before, berth) - self.step.freed))
         step = replace(self.step, number=after.number, begin=before.next_offset, next_offset=after.next_offset)
         return record_of(self.seat.cursor_shard, step, now_us) if self.seat.recorded else b""
 

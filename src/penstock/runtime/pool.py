@@ -47,7 +47,7 @@ class View(NamedTuple):
     """What the store says of a subscription."""
 
     consumers: list[Lease]
-    taken: set[Shard]
+    taken: dict[Shard, Lease]
     """Berths that somebody has."""
     left: list[Shard]
     """Berths that nobody has, and that have something."""
@@ -170,6 +170,7 @@ class Pool(Crew):
             self._forget_seats({seat})
         view = await self._dispatcher.host.call(self._look)
         self._know_consumers(view.consumers)
+        disowned = await self._compare(view)
         mine = {seat.shard for seat in self.seats}
         for shard in view.left:
             if shard not in mine:
@@ -180,7 +181,7 @@ class Pool(Crew):
                 await self._begin(number, view)
             for seat in self._claiming(number, anywhere=True) if number in view.freed else ():
                 seat.tell(Freed())
-        self._fits = all(self._claiming(partition.number) for partition in self.topic.partitions)
+        self._fits = not disowned and all(self._claiming(partition.number) for partition in self.topic.partitions)
         self.spread()
         self.wake()
 
@@ -188,8 +189,10 @@ class Pool(Crew):
         store, log_id, name = self._dispatcher.host.store, self.topic.log_id, self.subscription.name
         prefix = shards_prefix(log_id, name)
         # Before the cursors: what is released after this look is found by the next one.
-        held = [lease.name.removeprefix(prefix).split("/") for lease in store.leases.held(prefix)]
-        taken = {Shard(log_id, name, int(slot), int(partition)) for slot, partition in held}
+        taken = {}
+        for lease in store.leases.held(prefix):
+            slot, partition = lease.name.removeprefix(prefix).split("/")
+            taken[Shard(log_id, name, int(slot), int(partition))] = lease
         wanted = ParkedFilter(log_id=log_id, subscription=name, states=frozenset({"waiting"}))
         filled = {row.shard for row in store.parked.waiting(wanted)}
         freed = set()
@@ -197,8 +200,21 @@ class Pool(Crew):
             filled |= {cursor.shard._replace(slot=berth) for berth in cursor.claims if unsettled(cursor, berth)}
             if claims_of(cursor, NOBODY):
                 freed.add(cursor.shard.partition)
-        left = sorted(shard for shard in filled - taken if shard.slot != NOBODY)
+        left = sorted(shard for shard in filled if shard not in taken and shard.slot != NOBODY)
         return View(store.leases.held(self.members), taken, left, freed)
+
+    async def _compare(self, view: View) -> int:
+        """Lose seats whose berth another has, and give back what the leases say is here and is not; so many were."""
+        for seat in list(self.seats):
+            lease = view.taken.get(seat.shard)
+            if seat.lease is not None and (lease is None or lease.epoch != seat.lease.epoch):
+                self._lose_seat(seat, "its berth has another owner")
+                self._forget_seats({seat})
+        mine = {seat.shard for seat in self.seats}
+        strange = [lease for shard, lease in view.taken.items() if lease.owner == self.owner and shard not in mine]
+        for lease in strange:  # an answer was lost
+            await self._dispatcher.presence.give_back(lease, clean=False)
+        return len(strange)
 
     def _claiming(self, partition: int, *, anywhere: bool = False) -> list[Seat]:
         """Return the seats that claim new events, or even any: those that others have given back lie before these."""

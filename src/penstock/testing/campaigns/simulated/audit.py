@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 class Audit:
     """What was seen of the deliveries of a life."""
 
-    def __init__(self, world: World, topic: TopicInfo) -> None:
+    def __init__(self, world: World, topic: TopicInfo, *, ordered: bool = True) -> None:
         self._world = world
         self._topic = topic
+        self._ordered = ordered
+        """Whether events of a key are promised to come in their order."""
         self.witness = Witness(world.journal)
         self._keys: defaultdict[Life, dict[int, bytes | None]] = defaultdict(dict)
         self._done: defaultdict[Life, set[int]] = defaultdict(set)
@@ -59,12 +61,13 @@ class Audit:
         if offset in self._acked[hand._engine]:  # noqa: SLF001 - a hand tells nobody else
             self.problems.append(f"{number}@{offset} was handed over again, after its ack was taken")
         partition = self._topic.partitions[number]
-        self._world.journal.delivered(named(generation_of(hand)), *partition, offset, [event.data], keys=[event.key])
+        keys = [event.key] if self._ordered else None
+        self._world.journal.delivered(named(generation_of(hand)), *partition, offset, [event.data], keys=keys)
 
     def begun(self, number: int, hand: Any, event: Any) -> None:
         """Look at the order of a lane: a handler begins."""
         offset = event.offset
-        if replay_of(hand, offset):
+        if replay_of(hand, offset) or not self._ordered:
             return
         life = (number, generation_of(hand))
         known = self._keys[life]
@@ -173,7 +176,7 @@ class Audit:
             end = store.log.bounds(partition).stop
             journal.cursor(named(cursor.generation), partition.log_id, number, cursor.next_offset, end)
             for row in rows:
-                if row.shard == cursor.shard:
+                if row.shard.partition == number:
                     journal.parked(named(cursor.generation), partition.log_id, number, row.offset, row.offset + 1)
             for generation in range(cursor.generation + 1):
                 # What a seek has passed over, and what an earlier life had not come to, is nobody's business there.

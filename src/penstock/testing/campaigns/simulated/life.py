@@ -61,7 +61,7 @@ class Life:
             subscriptions.ensure, first.store, self.topic, SUBSCRIPTION, mode=manner.mode,
             changes=manner.policy.stored(), start="earliest", protect=None, now_us=world.clock.time_us(),
         )  # fmt: skip
-        self.audit = Audit(world, self.topic)
+        self.audit = Audit(world, self.topic, ordered=self.manner.mode != "shared")
         self._hands = Hands(world, manner, self.topic, self.audit)
         self._begin(first)
         world.plan = self._plan
