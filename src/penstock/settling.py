@@ -38,6 +38,9 @@ def settle(cursor: Cursor, settling: Settling) -> tuple[Cursor, bytes]:
             f"{cursor.shard} is of generation {cursor.generation}, and not {settling.generation} any more"
         )
     bitmap = Bitmap.from_bytes(cursor.next_offset, cursor.settled)
+    if not cursor.settled:
+        # The usual case: what follows the cursor need not be marked to be passed.
+        bitmap.seek(settling.settled.first_missing(cursor.next_offset))
     try:
         if settling.settled.range_count <= FEW_RANGES:
             for span in settling.settled:

@@ -20,7 +20,8 @@ QUICK_SECONDS: Final = 0.05
 """What was claimed and is used up within this time was too little …"""
 SLOW_SECONDS: Final = 0.2
 """… and what lasts longer than this was too much."""
-AHEAD_MAX: Final = 1 << 17
+AHEAD_MAX: Final = 240_000
+"""A round number, as are those that logs are mostly written and read by: a block that a claim divides is read twice."""
 
 
 class Claims:
@@ -35,6 +36,8 @@ class Claims:
         self._ahead = 0
         """How many are to be claimed before anybody asks."""
         self._claimed_at: float | None = None
+        self._claimed = 0
+        """When something was claimed last, and how much."""
         self._under_way = False
         self._freed = False
         """Others have given something back."""
@@ -86,14 +89,14 @@ class Claims:
         """Return what to claim while so many are still ready to be handed over."""
         if not self._ahead or not self.free or 2 * (ready + self.unread) > self._ahead:
             return None
-        return self._wish(max(self._adapted(now) - ready, 1), above)
+        return self._wish(max(self._adapted(now), 1), above)
 
     def _adapted(self, now: float) -> int:
         """Return how much to claim at a time: what lasts neither shortly nor long."""
         if self._claimed_at is not None:
             lasted = now - self._claimed_at
             if lasted < QUICK_SECONDS:
-                self._ahead = min(max(2 * self._ahead, 2), AHEAD_MAX)
+                self._ahead = min(4 * max(self._ahead, self._claimed), AHEAD_MAX)
             elif lasted > SLOW_SECONDS:
                 self._ahead //= 2
         return self._ahead
@@ -108,13 +111,14 @@ class Claims:
 
     def take(self, ranges: Iterable[Range], frontier: int, now: float) -> None:
         """Note what a wish has brought."""
-        before = len(self._unread)
+        before = self.unread
         self._unread.extend(ranges)
+        claimed = self.unread - before
         self.frontier = max(self.frontier, frontier)
-        self._dry = len(self._unread) == before
-        self._freed &= not self._dry
-        if not self._dry:
-            self._claimed_at = now
+        self._dry = not claimed
+        self._freed &= claimed > 0
+        if claimed:
+            self._claimed_at, self._claimed = now, claimed
 
     def shed(self) -> list[Range]:
         """Have nothing any more that was not read; returns it."""

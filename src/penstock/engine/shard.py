@@ -222,7 +222,12 @@ class Shard:
     @property
     def claimable(self) -> bool:
         """Whether a `Want` would lead to a claim."""
-        return self._claims is not None and self._claims.free and not self.standing and self._suspects is None
+        return self.starving and not self.standing and self._claims is not None and self._claims.free
+
+    @property
+    def starving(self) -> bool:
+        """Whether it has nothing to hand over, or to read, unless it claims something."""
+        return self._claims is not None and not self.ahead and self._suspects is None
 
     @property
     def in_memory(self) -> int:

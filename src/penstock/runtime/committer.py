@@ -138,7 +138,7 @@ class Committer(Loop):
         now = self._clock.monotonic()
         if now < self._not_before:
             return self._not_before - now
-        if now < self._next_at and not self._hurried and not any(seat.suspecting for seat in self._dirty):
+        if now < self._next_at and not self._hurried and not any(seat.waits_for_commit for seat in self._dirty):
             return self._next_at - now
         entries: list[Entry] = []
         next_at = IDLE_SECONDS

@@ -8,7 +8,8 @@ comes first takes them over with all that is open there: events, and those that 
 What a berth left behind may have killed its process, and is tried with care (`engine.suspects`); meanwhile new events
 are claimed by another berth. A berth that has nothing any more is given back.
 
-A process whose consumers do not ask for a while gives back what it has claimed and not begun, if there are others.
+A process that is alone claims much at a time. When others come it gives back what it has not begun, and so does one
+whose consumers do not ask for a while; what is given back is claimed before anything else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.engine.claims import AHEAD_MAX
 from penstock.engine.messages import Ask, Freed, Shed, Want
 from penstock.engine.shard import Shard as Engine
 from penstock.rows import ParkedFilter, Shard
@@ -137,7 +139,7 @@ class Pool(Crew):
             seat = self.seats[(self._turn + at) % count]
             if seat.engine is not None and seat.engine.claimable:
                 self._turn = (self._turn + at + 1) % count
-                seat.tell(Want(events))
+                seat.tell(Want(events if self._accompanied else AHEAD_MAX))
                 return
 
     def _part(self) -> float:
@@ -147,9 +149,12 @@ class Pool(Crew):
         """Give back what nobody here has time for."""
         super().tend()
         if self._accompanied and all(place.busy for place in self.places.values()):
-            for seat in self.seats:
-                if seat.engine is not None and seat.engine.ahead:
-                    seat.tell(Shed())
+            self._shed()
+
+    def _shed(self) -> None:
+        for seat in self.seats:
+            if seat.engine is not None and seat.engine.ahead:
+                seat.tell(Shed())
 
     # --- balancing ----------------------------------------------------------------------------
 
@@ -169,7 +174,7 @@ class Pool(Crew):
             await seat.leave()
             self._forget_seats({seat})
         view = await self._dispatcher.host.call(self._look)
-        self._know_consumers(view.consumers)
+        self._meet(view.consumers)
         disowned = await self._compare(view)
         mine = {seat.shard for seat in self.seats}
         for shard in view.left:
@@ -202,6 +207,13 @@ class Pool(Crew):
                 freed.add(cursor.shard.partition)
         left = sorted(shard for shard in filled if shard not in taken and shard.slot != NOBODY)
         return View(store.leases.held(self.members), taken, left, freed)
+
+    def _meet(self, consumers: list[Lease]) -> None:
+        """Note who is there; whoever was alone has claimed much, and shares it with those who come."""
+        alone = not self._accompanied
+        self._know_consumers(consumers)
+        if alone and self._accompanied:
+            self._shed()
 
     async def _compare(self, view: View) -> int:
         """Lose seats whose berth another has, and give back what the leases say is here and is not; so many were."""

@@ -167,6 +167,11 @@ class Seat:
         return self.engine is not None and self.engine.suspecting
 
     @property
+    def waits_for_commit(self) -> bool:
+        """Whether nothing can be handed over before something is written."""
+        return self.engine is not None and (self.engine.suspecting or self.engine.starving)
+
+    @property
     def parted(self) -> bool:
         """Whether its events go to several owners, by their slots."""
         return False
