@@ -7,6 +7,7 @@ import pytest
 from tests.engine_world import WALL_US, World, keyed, offsets_of, plain
 
 from penstock.engine import pages
+from penstock.engine.lanes import Lanes
 from penstock.engine.messages import Ack, Ask, Chunk, HeadMoved, NotWritten, ReadDone, Step, Written
 from penstock.engine.policy import Policy
 from penstock.engine.progress import LATENCIES, Progress
@@ -263,7 +264,9 @@ def test_a_slow_lane_does_not_keep_what_was_parked_behind_it_in_its_queue() -> N
     assert world.ask(singly=True) == []
     world.publish(*keyed(8))
     assert world.ask(singly=True) == []
-    queues = world.shard._work.lanes._queues
+    lanes = world.shard._work.lanes
+    assert isinstance(lanes, Lanes)
+    queues = lanes._queues
     assert queues is not None
     assert {lane: len(queue) for lane, queue in queues._queues.items()} == {7: 1, 8: 2}
     world.ack(0, 1_800)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from penstock.bus.topic import Topic
     from penstock.engine.messages import Deliver, Input, Offsets
     from penstock.engine.shard import Shard as Engine
+    from penstock.runtime.crew import Place
     from penstock.runtime.member import Member
     from penstock.runtime.seat import Seat
-    from penstock.runtime.crew import Place
 
 T = TypeVar("T")
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from penstock.offsets import Gap
     from penstock.ports import Backend, Store
     from penstock.rows import Subscription, TopicInfo
+    from penstock.runtime.crew import Place
     from penstock.runtime.member import Member
     from penstock.runtime.subscriptions import Start
-    from penstock.runtime.crew import Place
 
 T = TypeVar("T")
 R = TypeVar("R")

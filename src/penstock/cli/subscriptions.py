@@ -74,8 +74,12 @@ app = typer.Typer(
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription's name.")]
 Mode = Annotated[
-    Literal["key_shared", "exclusive", "failover"],
-    typer.Option(help="Many consumers, by key; one; or one with others that stand by. Fixed for ever."),
+    Literal["key_shared", "shared", "exclusive", "failover"],
+    typer.Option(help="Many consumers, by key or without an order; one; or one with others that stand by."),
+]
+NewMode = Annotated[
+    Literal["key_shared", "shared", "exclusive", "failover"] | None,
+    typer.Option("--mode", help="Another mode, while nobody consumes it."),
 ]
 All = Annotated[bool, typer.Option("--all", help="Also of topics that Penstock keeps for itself.")]
 
@@ -236,7 +240,8 @@ def show(context: typer.Context, topic: TopicName, name: Name, as_json: Json = F
         document["created_at"] = shown_time_us(subscription.created_at) if subscription.created_at else None
         document["policy"] = policy_document(subscription)
         document["partitions"] = _partitions(store, info, name, lags)
-        document["sharing"] = sharing.processes(store, info, name) if subscription.mode in SHARED else []
+        document["sharing"] = sharing.processes(store, info, subscription) if subscription.mode in SHARED else []
+        document["waits"] = sharing.reasons(document)
     if as_json:
         print_json(document)
     else:
@@ -316,7 +321,9 @@ def _print_subscription(document: dict[str, Any]) -> None:
         from penstock.cli import sharing
 
         print()
-        sharing.print_processes(document["sharing"])
+        sharing.print_processes(document["mode"], document["sharing"])
+    for reason in document["waits"]:
+        print(f"\n{reason}")
 
 
 # --- create, set and rm ---------------------------------------------------------------------------
@@ -395,13 +402,15 @@ def change(  # the same
     checkpoint: Checkpoint = None,
     parked_max: ParkedMax = None,
     protect: Protect = None,
+    mode: NewMode = None,
 ) -> None:
-    """Change the policy of a subscription, also while it is consumed."""
+    """Change the policy of a subscription, also while it is consumed; or its mode, while it is not."""
     from penstock.clock import SystemClock
+    from penstock.runtime.modes import change_mode
     from penstock.runtime.subscriptions import ensure
 
     changes = changes_of(context.params)
-    if not changes and protect is None:
+    if not changes and protect is None and mode is None:
         raise UsageError("nothing to change: give --max-retries, --heartbeat or another option; --help lists them")
     with context.ensure_object(Session).open_store() as (store, _):
         info = find_topic(store, topic)
@@ -410,11 +419,13 @@ def change(  # the same
             raise SubscriptionMismatch(
                 f"subscription {name!r} of topic {topic!r} is driven from outside: it has no policy here"
             )
+        if mode is not None:
+            change_mode(store, info, name, mode)
         after, _ = ensure(
             store,
             info,
             name,
-            mode=before.mode,
+            mode=mode or before.mode,
             changes=changes,
             start="latest",
             protect=protect,
@@ -433,6 +444,8 @@ def _differences(before: Subscription, after: Subscription) -> list[str]:
         for field, each in now.items()
         if was[field] != each
     ]
+    if before.mode != after.mode:
+        lines.append(f"mode: {before.mode} → {after.mode}")
     if before.protect != after.protect:
         lines.append(f"retention waits for it: {'yes' if after.protect else 'no'}")
     return lines

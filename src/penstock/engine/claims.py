@@ -1,7 +1,7 @@
 """Claims: what of a partition is this owner's where events go to whoever asks, and how much to claim at a time.
 
-An event is claimed when somebody has asked for one and got none. Consumers that are quick would wait for a claim most of
-the time, so that for them as many are claimed ahead as they need for a moment; for slow ones none is, since what is
+An event is claimed when somebody has asked for one and got none. Consumers that are quick would wait for a claim most
+of the time, so that for them as many are claimed ahead as they need for a moment; for slow ones none is, since what is
 claimed and not handed over is kept from others who might be free.
 """
 

@@ -281,8 +281,8 @@ class Unordered:
         events_max: int,
         bytes_max: int,
         *,
-        singly: bool,  # noqa: ARG002 - there are never two of a lane
-        slots: Slots | None = None,  # noqa: ARG002 - what is claimed here is for whoever asks
+        singly: bool,
+        slots: Slots | None = None,
         until: int | None = None,
         first: bool = True,
     ) -> list[Some]:

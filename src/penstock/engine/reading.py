@@ -31,6 +31,8 @@ class Reading:
         self.gaps = 0
         """How many reads left something out, or found a hole."""
         self._empty = False
+        self._abandoned = False
+        """Whether the read that is under way was asked for before a new beginning."""
         self._hole = (-1, 0)
 
     @property
@@ -50,14 +52,15 @@ class Reading:
 
     def failed(self, retry_at: float) -> None:
         """Note that a read failed."""
-        self.under_way = False
+        self.under_way = self._abandoned = False
         self.retry_at = retry_at
 
     def done(self, told: ReadDone) -> list[Chunk | Gap]:
         """Return what a read brought from the position on, with every hole in it as a gap. Each is to be `passed`."""
         self.under_way = False
-        if told.start != self.position:
-            return []  # the log was trimmed meanwhile
+        abandoned, self._abandoned = self._abandoned, False
+        if abandoned or told.start != self.position:
+            return []  # the log was trimmed meanwhile, or what was asked for is others' by now
         found: list[Chunk | Gap] = []
         at = self.position
         for item in told.items:
@@ -87,14 +90,15 @@ class Reading:
 
     def trimmed(self, first: int) -> Gap | None:
         """Note that the log begins here by now; returns what can never be read."""
-        self.under_way = False
+        self.under_way = self._abandoned = False
         if first <= self.position:
             return None
         self.gaps += 1
         return Gap(self.position, first, "trimmed before they were delivered")
 
     def restart(self, position: int) -> None:
-        """Begin anew, anywhere, with nothing to read."""
+        """Begin anew, anywhere, with nothing to read; what is being read is not wanted any more."""
+        self._abandoned = self.under_way
         self.position = self.head = position
         self._empty = False
 

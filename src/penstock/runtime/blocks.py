@@ -126,13 +126,13 @@ def _chunk(batches: list[Batch], *, partition: int, slotted: bool, laned: bool) 
     counts = [len(batch) for batch in batches]
     keyed = any(batch.has("key") for batch in batches)
     slots = _slots(batches) if slotted and keyed else None
-    lanes = _lanes(batches, partition) if laned and keyed else None
+    lanes = lanes_of(batches, partition) if laned and keyed else None
     appended = np.array([batch.place.appended_at if batch.place else 0 for batch in batches], np.int64)
     return Chunk(
         Range(start, stop),
         nbytes=sum(batch.total_size for batch in batches),
         sizes=partial(_sizes, batches),
-        lanes=(partial(_lanes, batches, partition) if lanes is None else lambda: lanes) if keyed else None,
+        lanes=(partial(lanes_of, batches, partition) if lanes is None else lambda: lanes) if keyed else None,
         slots=(partial(_slots, batches) if slots is None else lambda: slots) if keyed else None,
         expiries=expiries,
         appended_at=np.repeat(appended, counts),
@@ -144,7 +144,8 @@ def _sizes(batches: Sequence[Batch]) -> npt.NDArray[np.int64]:
     return np.concatenate([batch.sizes for batch in batches])
 
 
-def _lanes(batches: Sequence[Batch], keyless: int) -> npt.NDArray[np.int64]:
+def lanes_of(batches: Sequence[Batch], keyless: int) -> npt.NDArray[np.int64]:
+    """Return the lane of each event; `keyless` is that of events without a key."""
     found = []
     for batch in batches:
         hashes, present = batch.key_hashes(PARTITION_SEED)

@@ -32,7 +32,7 @@ from penstock.rows import Claim, Commit, Cursor, Parked, ParkedFilter, Settling
 from penstock.runtime.blocks import ParkedBlocks
 from penstock.runtime.entrances import Host, Loop
 from penstock.runtime.ledger import record_of
-from penstock.settling import claims_of, frontier
+from penstock.settling import claims_of, frontier, unsettled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class Entry:
         if self.step.wish is not None:
             berth = self.seat.berth
             # What it gives back it may be given again.
-            self.claimed = tuple(claims_of(after, berth) - (claims_of(before, berth) - self.step.freed))
+            self.claimed = tuple(unsettled(after, berth) - (claims_of(before, berth) - self.step.freed))
         step = replace(self.step, number=after.number, begin=before.next_offset, next_offset=after.next_offset)
         return record_of(self.seat.cursor_shard, step, now_us) if self.seat.recorded else b""
 

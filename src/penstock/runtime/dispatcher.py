@@ -19,9 +19,9 @@ from penstock.runtime.entrances import Host, Loop
 from penstock.runtime.ledger import BUSY_SECONDS, Ledger
 from penstock.runtime.member import Member
 from penstock.runtime.monitor import Monitor
+from penstock.runtime.pool import Pool
 from penstock.runtime.presence import Presence
 from penstock.runtime.subscriptions import CLAIMED, MEMBERS, SHARED, subscription_of
-from penstock.runtime.pool import Pool
 from penstock.runtime.team import Team
 
 if TYPE_CHECKING:

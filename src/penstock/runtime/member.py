@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.engine.messages import Ask, PolicyChanged
 from penstock.engine.policy import Policy
 from penstock.engine.rate import Rate
-from penstock.errors import StaleDelivery, SubscriptionBusy
+from penstock.errors import StaleDelivery, SubscriptionBusy, SubscriptionMismatch
 from penstock.runtime.seat import Seat
 from penstock.runtime.subscriptions import shard_of
 
@@ -219,7 +219,9 @@ class Member(Waiter):
     def see(self, subscription: Subscription) -> None:
         """Take the subscription as the watch has just read it, and go on with its policy if that is another one."""
         self.looks += 1
-        if self.know(subscription):
+        if subscription.mode != self.subscription.mode:
+            self.end(SubscriptionMismatch(f"subscription {subscription.name!r} has mode {subscription.mode!r} now"))
+        elif self.know(subscription):
             self.spread()
 
     def know(self, subscription: Subscription) -> bool:

@@ -26,7 +26,7 @@ from penstock.rows import ParkedFilter, Shard
 from penstock.runtime.crew import Crew, Place
 from penstock.runtime.member import PREFETCH
 from penstock.runtime.seat import Seat, row_of
-from penstock.runtime.subscriptions import SLOT, shard_lease, shards_prefix
+from penstock.runtime.subscriptions import SLOT, shards_prefix
 from penstock.settling import NOBODY, claims_of, frontier, unsettled
 
 if TYPE_CHECKING:
@@ -261,7 +261,9 @@ class Pool(Crew):
         for seat in self.seats:
             if seat.engine is not None and not seat.engine.suspecting:
                 found[seat.shard.partition].append(seat)
-        return [seat for seats in found.values() for seat in seats[:-1] if seat.engine is not None and seat.engine.spent]
+        return [
+            seat for seats in found.values() for seat in seats[:-1] if seat.engine is not None and seat.engine.spent
+        ]
 
     # --- going --------------------------------------------------------------------------------
 

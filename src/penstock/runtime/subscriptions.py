@@ -113,8 +113,8 @@ def ensure(
     if found is not None:
         if found.mode != mode:
             raise SubscriptionMismatch(
-                f"subscription {name!r} of topic {topic.name!r} has mode {found.mode!r}, not {mode!r}: use that one, "
-                f"another name, or delete it"
+                f"subscription {name!r} of topic {topic.name!r} has mode {found.mode!r}, not {mode!r}: use that one or "
+                f"another name, or change it: `penstock subscriptions set {topic.name} {name} --mode {mode}`"
             )
         policy = Policy.of(found.policy).changed(changes)
         wanted = msgspec.structs.replace(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.bus.consumer import Delivery
     from penstock.rows import Partition, TopicInfo
     from penstock.runtime.member import Member
-    from penstock.runtime.team import Place
+    from penstock.runtime.crew import Place
     from penstock.testing.campaigns.simulated.audit import Audit
     from penstock.testing.campaigns.simulated.manner import Manner
     from penstock.testing.simulator import Process, World
