@@ -38,7 +38,8 @@ class Claims:
         self._claimed_at: float | None = None
         self._claimed = 0
         """When something was claimed last, and how much."""
-        self._under_way = False
+        self.under_way = False
+        """Whether a wish is on its way."""
         self._freed = False
         """Others have given something back."""
         self._dry = False
@@ -52,7 +53,7 @@ class Claims:
     @property
     def free(self) -> bool:
         """Whether more could be claimed now."""
-        return (self._freed or (self.frontier < self.head and not self._dry)) and not self._under_way
+        return (self._freed or (self.frontier < self.head and not self._dry)) and not self.under_way
 
     @property
     def unread(self) -> int:
@@ -102,12 +103,12 @@ class Claims:
         return self._ahead
 
     def _wish(self, events: int, above: int) -> Wish:
-        self._under_way = True
+        self.under_way = True
         return Wish(min(events, AHEAD_MAX), self.head, above)
 
     def wished(self) -> None:
         """Note that no wish is on its way any more."""
-        self._under_way = False
+        self.under_way = False
 
     def take(self, ranges: Iterable[Range], frontier: int, now: float) -> None:
         """Note what a wish has brought."""

@@ -225,6 +225,11 @@ class Shard:
         return self.starving and not self.standing and self._claims is not None and self._claims.free
 
     @property
+    def bringing(self) -> bool:
+        """Whether something is on its way that somebody was in need of: a claim, or a read."""
+        return self._reading.under_way or (self._claims is not None and self._claims.under_way)
+
+    @property
     def starving(self) -> bool:
         """Whether it has nothing to hand over, or to read, unless it claims something."""
         return self._claims is not None and not self.ahead and self._suspects is None
@@ -294,7 +299,7 @@ class Shard:
         elif len(work.aside) and not self.standing and (due_at := work.aside.next_due()) is not None:
             times.append(now + max(due_at - work.now.wall_us, 0) / 1_000_000)
         # Suspects that are through are let go of with the next event that may be handed over.
-        if work.pages.ready or work.aside.ready or self._suspects is not None:
+        if work.pages.ready or work.aside.ready or self._suspects is not None or self.claimable:
             free_at = self._rate.free_at()
             times.append(free_at if free_at is not None and free_at > now else None)
         return min((at for at in times if at is not None), default=None)
@@ -563,7 +568,11 @@ class Shard:
 
     def _on_want(self, told: Want) -> None:
         if self._claims is not None and self.claimable:
-            self._claim(self._claims.wish(told.events, self._above, self._work.now.monotonic))
+            now = self._work.now.monotonic
+            # What may not be handed over yet is for others, if their share of the rate allows it.
+            events = min(told.events, self._rate.allowed(now))
+            if events > 0:
+                self._claim(self._claims.wish(events, self._above, now))
 
     def _on_claimed(self, told: Claimed) -> None:
         reading, progress = self._reading, self.progress

@@ -133,8 +133,13 @@ class Pool(Crew):
             place.prefetch = max(place.prefetch // 4, 1)
 
     def _claim(self, events: int) -> None:
-        """Let one of the seats claim for somebody who got nothing; they take turns."""
+        """Let one of the seats claim for somebody who got nothing; they take turns.
+
+        Not if there comes something for each consumer anyway: whoever waits asks again whenever anything happens.
+        """
         count = len(self.seats)
+        if sum(seat.engine is not None and seat.engine.bringing for seat in self.seats) >= len(self.places):
+            return
         for at in range(count):
             seat = self.seats[(self._turn + at) % count]
             if seat.engine is not None and seat.engine.claimable:

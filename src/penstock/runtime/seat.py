@@ -32,6 +32,7 @@ from penstock.engine.messages import (
     ReadFailed,
     Row,
     RowsSeen,
+    Want,
 )
 from penstock.engine.shard import Shard as Engine
 from penstock.engine.suspects import MARKED
@@ -352,7 +353,7 @@ class Seat:
         self._dispatcher.monitor.changed(self)
         if engine.progress.dirty:
             self._dispatcher.committer.mark(self)
-        if not isinstance(told, Ask):
+        if not isinstance(told, Ask | Want):
             self.member.wake()  # whoever asks looks at the answer himself
         return handed
 

@@ -24,8 +24,8 @@ from penstock.testing.journal import Outcome
 if TYPE_CHECKING:
     from penstock.bus.consumer import Delivery
     from penstock.rows import Partition, TopicInfo
-    from penstock.runtime.member import Member
     from penstock.runtime.crew import Place
+    from penstock.runtime.member import Member
     from penstock.testing.campaigns.simulated.audit import Audit
     from penstock.testing.campaigns.simulated.manner import Manner
     from penstock.testing.simulator import Process, World
