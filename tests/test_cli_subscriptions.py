@@ -22,9 +22,9 @@ from tests.test_cli_store import Done, Run, flip_a_byte, line_of, publish_one_by
 from penstock.cli import main
 from penstock.engine.policy import Policy
 from penstock.events import Event
-from penstock.offsets import Bitmap
+from penstock.offsets import Bitmap, Range, RangeSet
 from penstock.ports import Store
-from penstock.rows import Commit, Cursor, Parked, Shard, Subscription, TopicInfo, TopicSettings
+from penstock.rows import Claim, Commit, Cursor, Parked, Settling, Shard, Subscription, TopicInfo, TopicSettings
 from penstock.stores import open_store
 
 URL = "file:./penstock-data"
@@ -261,7 +261,8 @@ def test_show_tells_the_policy_with_its_defaults_marked_and_every_partition(run:
     assert ["max_retries", "7", "set"] in shown
     assert ["heartbeat_seconds", "off", "set"] in shown
     assert ["window_bytes", "16.0", "MiB", "default"] in shown
-    assert shown[-1][:7] == ["0", "4", "10", "6", "5", "1", "1"]
+    assert shown[-3][:7] == ["0", "4", "10", "6", "5", "1", "1"]
+    assert shown[-1] == ["nobody", "consumes", "it"]
 
 
 def test_show_tells_who_shares_a_subscription_and_which_slots_are_whose(run: Run) -> None:
@@ -281,9 +282,73 @@ def test_show_tells_who_shares_a_subscription_and_which_slots_are_whose(run: Run
         assert (mine["process"], mine["consumers"], mine["slots"]) == ("process/p", ["worker-1"], [0, 1, 2, 5])
         assert (mine["parked"], mine["epochs"][1] - mine["epochs"][0]) == (1, 3)
         shown = [" ".join(line.split()) for line in run("subscriptions", "show", "orders", "billing").out.splitlines()]
-        assert any(line.startswith("process/p worker-1 4 0-2, 5 ") for line in shown)
-        assert any(line.startswith("nobody yet - 60 3-4, 6-63 - 0") for line in shown)
+        assert any(line.startswith("process/p worker-1 4 64 0-2, 5 ") for line in shown)
+        assert any(line.startswith("nobody yet - 60 0 3-4, 6-63 - 0") for line in shown)
+        assert shown[-1] == "60 slots have no owner at the moment: whoever is there takes them within a second"
         assert "worker-1" in run("subscriptions", "rm", "orders", "billing").out
+
+
+def test_show_tells_why_slots_do_not_move(run: Run) -> None:
+    published(run, "a")
+    assert run("subscriptions", "create", "orders", "billing").code == 0
+    assert run("subscriptions", "show", "orders", "billing").out.splitlines()[-1] == "nobody consumes it"
+    with topic() as (store, info):
+        for number, slots in ((1, range(40)), (2, range(40, 64))):
+            process = store.leases.acquire(f"process/p{number}", f"p{number}", 60)
+            assert process is not None
+            names = [f"slot/{info.log_id}/billing/{slot}" for slot in slots]
+            assert len(store.leases.acquire_some(names, f"team-{number}", 64, under=process)) == len(slots)
+            store.leases.acquire(f"member/{info.log_id}/billing/worker-{number}", f"worker-{number}", 60, under=process)
+        assert run("pause", "orders", "billing").code == 0
+        document = json.loads(run("subscriptions", "show", "orders", "billing", "--json").out)
+        assert [(each["process"], each["due"]) for each in document["sharing"]] == [
+            ("process/p1", 32),
+            ("process/p2", 32),
+        ]
+        assert document["waits"] == [
+            "it is paused: `penstock resume orders billing` lets it go on",
+            "process/p1 has 8 slots more than its due: each goes when its handlers are done",
+        ]
+
+
+def test_show_tells_who_has_claimed_what(run: Run) -> None:
+    published(run, *"abcdefgh")
+    assert run("subscriptions", "create", "orders", "mail", "--mode", "shared").code == 0
+    with topic() as (store, info):
+        main = Shard(info.log_id, "mail", 0, 0)
+        process = store.leases.acquire("process/p", "p", 60)
+        assert process is not None
+        store.leases.acquire(f"shard/{info.log_id}/mail/1/0", "pool", 60, under=process)
+        store.leases.acquire(f"member/{info.log_id}/mail/worker-1", "worker-1", 60, under=process)
+        for berth, most, settled in ((1, 3, [Range(0, 1)]), (2, 2, [])):
+            settling = Settling(shard=main, generation=0, berth=berth, claim=Claim(most, 8), settled=RangeSet(settled))
+            assert store.cursors.commit([Commit(settling=settling)]) == [None]
+        document = json.loads(run("subscriptions", "show", "orders", "mail", "--json").out)
+        nobody, mine = document["sharing"]
+        assert (mine["process"], mine["consumers"], mine["berths"]) == ("process/p", ["worker-1"], ["1/0"])
+        assert (nobody["process"], nobody["berths"], nobody["epochs"]) == (None, ["2/0"], None)
+        assert (mine["claimed"], nobody["claimed"]) == (3, 2)
+        shown = [" ".join(line.split()) for line in run("subscriptions", "show", "orders", "mail").out.splitlines()]
+        assert any(line.startswith("process/p worker-1 1/0 3 ") for line in shown)
+        assert shown[-1] == "2 claimed events have no owner at the moment: whoever is there takes them within a second"
+
+
+def test_a_mode_is_changed_while_nobody_consumes(run: Run) -> None:
+    published(run, "a")
+    assert run("subscriptions", "create", "orders", "billing").code == 0
+    changed = run("subscriptions", "set", "orders", "billing", "--mode", "shared", "--window", "50")
+    assert changed.err.splitlines()[1:] == ["  window_events: 10,000 → 50", "  mode: key_shared → shared"]
+    assert json.loads(run("subscriptions", "show", "orders", "billing", "--json").out)["mode"] == "shared"
+    # Whoever says nothing of a mode takes the one that it has.
+    assert run("consume", "orders", "billing", "--max", "1").code == 0
+    refused = run("consume", "orders", "billing", "--mode", "exclusive", "--max", "1")
+    assert refused.code == 2
+    assert "subscriptions set orders billing --mode exclusive" in refused.err
+    with topic() as (store, info):
+        store.leases.acquire(f"member/{info.log_id}/billing/worker-1", "worker-1", 60)
+        refused = run("subscriptions", "set", "orders", "billing", "--mode", "exclusive")
+        assert refused.code == 2
+        assert "is consumed by worker-1 in mode 'shared': end them first" in refused.err
 
 
 def test_what_a_later_version_has_stored_in_a_policy_is_shown_and_kept(run: Run) -> None:
@@ -719,7 +784,7 @@ def test_all_partitions_are_consumed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        ("consume orders billing", 2),
+        ("consume orders billing --mode key_shared", 2),
         ("consume orders billing --mode shared", 2),
         ("consume orders billing --mode failover", 2),
         ("consume orders billing --mode exclusive --start never", 2),

@@ -368,7 +368,7 @@ class Bus:
         topic: Topic[T] | str,
         name: str,
         *,
-        mode: Literal["key_shared", "shared", "exclusive", "failover"] = "key_shared",
+        mode: Literal["key_shared", "shared", "exclusive", "failover"] | None = None,
         start: Start = "earliest",
         retry: Retry | None = None,
         exhausted: Exhausted | None = None,
@@ -387,6 +387,7 @@ class Bus:
         * `mode`: `key_shared`, any number of consumers at a time, each with the events of its part of the keys;
           `exclusive`, one consumer, and a second one is refused; `failover`, where it stands by; or `shared`, any
           number of consumers, each of which takes whatever comes next. All but the last keep the order of every key.
+          If none is given it is that of the subscription, and `key_shared` for a new one.
         * `start`: where a new subscription begins: `earliest`, `latest`, a time, an offset, or offsets by partition.
         * `retry`, `exhausted` (`dead`, `halt` or `discard`), `timeout` (of a handler; 0 takes it away), `window`
           (events in memory), `window_bytes`, `heartbeat` (a profile's name, seconds, or `off`), `rate` (events a

@@ -19,7 +19,7 @@ def consume(
     topic: TopicName,
     name: Name,
     *,
-    mode: Mode = "key_shared",
+    mode: Mode | None = None,
     start: Annotated[
         str, typer.Option(metavar=places.METAVAR, help=f"Where a new one begins: {places.HELP}")
     ] = "earliest",

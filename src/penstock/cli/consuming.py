@@ -45,7 +45,7 @@ SIGNALLED = 128  # plus the signal, as shells count it
 class Wanted(NamedTuple):
     """What the options say."""
 
-    mode: Literal["key_shared", "shared", "exclusive", "failover"]
+    mode: Literal["key_shared", "shared", "exclusive", "failover"] | None
     start: Start
     events_max: int | None
     batch: bool

@@ -26,7 +26,7 @@ NOBODY = ""
 def processes(store: Store, info: TopicInfo, subscription: Subscription) -> list[dict[str, Any]]:
     """Return for each process its consumers, what it has, its leases' epochs, and how many of its events wait aside."""
     name = subscription.name
-    leases = defaultdict[str, list[Lease]](list)
+    leases: defaultdict[str, list[Lease]] = defaultdict(list)
     for lease in store.leases.held(members_prefix(info.log_id, name)):
         leases[_process(lease)].append(lease)
     waiting = ParkedFilter(log_id=info.log_id, subscription=name, states=frozenset({"waiting"}))

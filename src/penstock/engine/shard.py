@@ -460,6 +460,8 @@ class Shard:
         """
         progress = self.progress
         if self._claims is not None and gap.stop > self._reading.head:
+            if gap.start >= self._reading.head:
+                return True
             gap = Gap(gap.start, self._reading.head, gap.reason)  # the rest is for whoever claims it
         if not self.share.has_holes:
             return self._pass_hole(gap)

@@ -51,6 +51,7 @@ CLAIMED: Final = "shared"
 SHARED: Final = ("key_shared", CLAIMED)
 """Modes in which several consumers have a subscription at a time."""
 MODES: Final = ("exclusive", "failover", *SHARED)
+DEFAULT_MODE: Final = "key_shared"
 ROWS_AT_A_TIME: Final = 1_000
 SEEK_TRIES: Final = 100
 """How often a seek is tried while the owner goes on to write."""
@@ -96,7 +97,7 @@ def ensure(
     topic: TopicInfo,
     name: str,
     *,
-    mode: str,
+    mode: str | None,
     changes: Mapping[str, Any],
     start: Start,
     protect: bool | None,
@@ -105,13 +106,14 @@ def ensure(
     """Return the subscription, and whether it was created because it did not exist.
 
     What `changes` says of its policy holds from now on; all else stays as it was. `start` matters to a new one alone.
+    Without a mode it is the one that it has.
     """
     check_name("subscription", name)
-    if mode not in MODES:
+    if mode is not None and mode not in MODES:
         raise UsageError(f"a subscription's mode is one of {', '.join(MODES)}, not {mode!r}")
     found = store.cursors.subscription(topic.log_id, name)
     if found is not None:
-        if found.mode != mode:
+        if mode is not None and found.mode != mode:
             raise SubscriptionMismatch(
                 f"subscription {name!r} of topic {topic.name!r} has mode {found.mode!r}, not {mode!r}: use that one or "
                 f"another name, or change it: `penstock subscriptions set {topic.name} {name} --mode {mode}`"
@@ -133,7 +135,7 @@ def ensure(
     subscription = Subscription(
         log_id=topic.log_id,
         name=name,
-        mode=mode,
+        mode=mode or DEFAULT_MODE,
         policy=policy.stored(),
         protect=protect is not False,
         created_at=now_us,

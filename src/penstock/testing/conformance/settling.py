@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import BeyondEnd, Fenced, StaleCursor, UnknownSubscription
 from penstock.offsets import Bitmap, Range, RangeSet
 from penstock.ports import Store
-from penstock.rows import Commit, Cursor, Partition, Settling, Shard, TopicInfo
+from penstock.rows import Claim, Commit, Cursor, Partition, Settling, Shard, TopicInfo
+from penstock.settling import claims_of, unsettled
 from penstock.testing.conformance.builders import a_cursor, a_parked, a_shard, acquired, commit, fill, subscribe
 from penstock.testing.conformance.cursors import loaded
 from penstock.testing.conformance.opening import StoreOpening
@@ -38,6 +39,64 @@ def settled_of(cursor: Cursor, end: int) -> list[int]:
 
 class SettlingConformance(StoreOpening):
     """Commits of several owners."""
+
+    def test_claims_are_made_by_commits_and_come_back_as_they_were(
+        self, store: Store, topic: TopicInfo, partition: Partition
+    ) -> None:
+        fill(store, partition, 12)
+        subscribe(store, topic)
+        shard = a_shard(topic)
+        seen: list[Cursor] = []
+
+        def look(_before: Cursor, after: Cursor) -> bytes:
+            seen.append(after)
+            return b""
+
+        assert settle(store, shard, berth=1, claim=Claim(5, 12), record=look) is None
+        assert settle(store, shard, berth=2, claim=Claim(50, 12), record=look) is None
+        [cursor] = loaded(store, topic)
+        assert (cursor.claims, cursor.stop) == (seen[-1].claims, 12)
+        assert [claims_of(cursor, berth) for berth in (1, 2)] == [RangeSet([Range(0, 5)]), RangeSet([Range(5, 12)])]
+        freed = RangeSet([Range(6, 8)])
+        assert settle(store, shard, (5, 6), (8, 12), berth=2, freed=freed) is None
+        assert settle(store, shard, (0, 2), berth=1, claim=Claim(1, 12)) is None
+        [cursor] = loaded(store, topic)
+        assert [unsettled(cursor, berth) for berth in (0, 1, 2)] == [
+            RangeSet([Range(7, 8)]),
+            RangeSet([Range(2, 5), Range(6, 7)]),
+            RangeSet(),
+        ]
+        assert cursor.next_offset == 2
+
+    def test_claims_of_one_call_see_each_other_and_what_is_refused_claims_nothing(
+        self, store: Store, topic: TopicInfo, partition: Partition
+    ) -> None:
+        fill(store, partition, 12)
+        subscribe(store, topic)
+        shard = a_shard(topic)
+        lease = acquired(store, "berth")
+        stale = lease.fence._replace(epoch=lease.epoch + 1)
+
+        def claiming(berth: int, **stated: Any) -> Commit:
+            return Commit(settling=Settling(shard=shard, generation=0, berth=berth, claim=Claim(4, 12)), **stated)
+
+        answers = store.cursors.commit([claiming(1, fences=(lease.fence,)), claiming(2, fences=(stale,)), claiming(3)])
+        assert [type(answer) for answer in answers] == [type(None), Fenced, type(None)]
+        [cursor] = loaded(store, topic)
+        assert {berth: claims_of(cursor, berth) for berth in cursor.claims} == {
+            1: RangeSet([Range(0, 4)]),
+            3: RangeSet([Range(4, 8)]),
+        }
+
+    def test_a_cursor_that_is_moved_has_no_claims(self, store: Store, topic: TopicInfo, partition: Partition) -> None:
+        fill(store, partition, 12)
+        subscribe(store, topic)
+        shard = a_shard(topic)
+        assert settle(store, shard, berth=1, claim=Claim(5, 12)) is None
+        assert commit(store, a_cursor(shard, 3, generation=1)) is None
+        [cursor] = loaded(store, topic)
+        assert (cursor.claims, cursor.stop) == ({}, None)
+        assert isinstance(settle(store, shard, berth=1, claim=Claim(5, 12)), StaleCursor)
 
     def test_what_several_owners_settle_becomes_one_cursor(
         self, store: Store, topic: TopicInfo, partition: Partition
