@@ -53,6 +53,7 @@ class Consuming:
             [sys.executable, __file__, arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.journal = journal
+        self._ordered = options.get("mode") != "shared"
         self._log = log
         self._told = threading.Condition()
         self.heard: list[dict[str, Any]] = []
@@ -76,7 +77,8 @@ class Consuming:
             return
         place = (fact.get("partition", 0), fact.get("offset", 0))
         if fact["what"] == "delivered":
-            self.journal.delivered(NAME, self._log, *place, [fact["data"].encode()], [fact["key"].encode()])
+            keys = [fact["key"].encode()] if self._ordered else None
+            self.journal.delivered(NAME, self._log, *place, [fact["data"].encode()], keys)
         elif fact["what"] == "settled":
             self.journal.settled(NAME, self._log, *place, place[1] + 1, "acked")
 

@@ -14,6 +14,7 @@ from penstock.cli.bench.shards.sizes import Sizes
 
 FIGURES = {
     "key_shared.four": "ratio >= 0.6",
+    "shared.four": "ratio >= 0.8",
     "rebalance": "value <= 100 ms",
     "backlog": "ratio >= 0.8",
     "processes.two": "ratio >= 1.3",

@@ -1,4 +1,4 @@
-"""`key_shared` over four real processes that come, go, are killed, frozen and woken up, under load."""
+"""`key_shared` and `shared` over four real processes that come, go, are killed, frozen and woken up, under load."""
 
 from __future__ import annotations
 
@@ -23,23 +23,27 @@ def scene(root: Path) -> Iterator[Scene]:
     made.dispose()
 
 
+both = pytest.mark.parametrize("mode", ["key_shared", "shared"])
+
+
 async def shared(*children: Consuming) -> None:
     """Wait until each of these processes was given something."""
     for child in children:
         await child.hears("delivered")
 
 
-async def test_four_processes_share_a_subscription_and_come_and_go_under_load(scene: Scene) -> None:
+@both
+async def test_four_processes_share_a_subscription_and_come_and_go_under_load(scene: Scene, mode: str) -> None:
     await scene.publish(20)
-    first = scene.start(mode="key_shared")
+    first = scene.start(mode=mode)
     await first.hears("settled", 5)
     load = asyncio.ensure_future(scene.publish(1_500, 20, keys=KEYS))
-    others = [scene.start(mode="key_shared") for _ in range(3)]
+    others = [scene.start(mode=mode) for _ in range(3)]
     for child in others:
         await child.hears("ready")
     await shared(*others)
     assert await first.end() == 0
-    late = scene.start(mode="key_shared")
+    late = scene.start(mode=mode)
     await late.hears("ready")
     await load
     assert await scene.drained(*others, late)
@@ -51,9 +55,10 @@ async def test_four_processes_share_a_subscription_and_come_and_go_under_load(sc
     assert sum(len(child.facts("delivered")) for child in (first, *others, late)) == 1_520
 
 
-async def test_the_part_of_a_killed_process_is_taken_over_at_once(scene: Scene) -> None:
+@both
+async def test_the_part_of_a_killed_process_is_taken_over_at_once(scene: Scene, mode: str) -> None:
     await scene.publish(7)
-    children = [scene.start(mode="key_shared") for _ in range(4)]
+    children = [scene.start(mode=mode) for _ in range(4)]
     for child in children:
         await child.hears("ready")
     load = asyncio.ensure_future(scene.publish(1_000, 7, keys=KEYS))
@@ -62,7 +67,6 @@ async def test_the_part_of_a_killed_process_is_taken_over_at_once(scene: Scene) 
     await victim.killed()
     begun = time.monotonic()
     keys = {fact["key"] for fact in victim.facts("delivered")}
-
     before = {child: len(child.facts("delivered")) for child in others}
 
     async def goes_on(child: Consuming) -> None:
@@ -82,11 +86,12 @@ async def test_the_part_of_a_killed_process_is_taken_over_at_once(scene: Scene) 
     assert scene.verdict() == []
 
 
-async def test_a_frozen_process_loses_its_part_and_is_refused_when_it_wakes_up(scene: Scene) -> None:
+@both
+async def test_a_frozen_process_loses_its_part_and_is_refused_when_it_wakes_up(scene: Scene, mode: str) -> None:
     await scene.publish(70)
-    frozen = scene.start(mode="key_shared", lease_seconds=1.0, hold=True)
+    frozen = scene.start(mode=mode, lease_seconds=1.0, hold=True)
     held = await frozen.hears("delivered")
-    other = scene.start(mode="key_shared", lease_seconds=1.0)
+    other = scene.start(mode=mode, lease_seconds=1.0)
     await other.hears("ready")
     frozen.signal(signal.SIGSTOP)
     begun = time.monotonic()
@@ -110,10 +115,13 @@ async def test_a_frozen_process_loses_its_part_and_is_refused_when_it_wakes_up(s
     assert scene.verdict() == []
 
 
-async def test_an_event_that_kills_its_process_ends_as_a_dead_letter_whoever_has_its_slot(scene: Scene) -> None:
+@both
+async def test_an_event_that_kills_its_process_ends_as_a_dead_letter_whoever_has_its_slot(
+    scene: Scene, mode: str
+) -> None:
     await scene.publish(40)
     deaths = 0
-    children = [scene.start(mode="key_shared", deadly="17") for _ in range(2)]
+    children = [scene.start(mode=mode, deadly="17") for _ in range(2)]
     while True:
         for child in children:
             await child.hears("ready")
@@ -122,7 +130,7 @@ async def test_an_event_that_kills_its_process_ends_as_a_dead_letter_whoever_has
         children = [child for child in children if not child.facts("ended")]
         deaths += 1
         assert deaths < 20, "it is never over"
-        children.append(scene.start(mode="key_shared", deadly="17"))
+        children.append(scene.start(mode=mode, deadly="17"))
     for child in children:
         assert await child.end() == 0
     assert scene.dead() == [(b"17", "ProcessDied", 4)]

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.testing.campaigns.campaign import Campaign
-from penstock.testing.campaigns.planted import delivery, engines, forks, log, scenes, shards, state
+from penstock.testing.campaigns.planted import claims, delivery, engines, forks, log, scenes, shards, state
 from penstock.testing.campaigns.planted.hunts import (
     REORDERED,
     crashes_during,
@@ -53,6 +53,7 @@ LATER: Final[dict[str, Any]] = {"kinds": FLAKY, "keys": KEYS, "delays": (2.0,), 
 
 MANY_KEYS: Final = tuple(b"%d" % key for key in range(12))
 SHARED: Final[dict[str, Any]] = {"mode": "key_shared", "consumers": 2}
+CLAIMED: Final[dict[str, Any]] = {"mode": "shared", "consumers": None}
 MOVES: Final[dict[str, Any]] = {
     **SHARED, "processes": 3, "partitions": 1, "kinds": ("good", "slow"), "keys": MANY_KEYS,
     "tired": 0.3, "publishes": 12, "batches": False, "disturbances": PEACE,
@@ -272,6 +273,23 @@ BUGS: Final = (
             disturbances=("freeze",),
         ),
     ),
+    # How events are claimed
+    _bug(claims.claimed_twice, C1S, lives_of_delivery(0, **CLAIMED)),
+    _bug(claims.given_back_to_nobody, C1S, lives_of_delivery(0, **CLAIMED)),
+    _bug(claims.settled_is_still_claimed, C1S, lives_of_delivery(1, **CLAIMED)),
+    _bug(claims.berth_of_a_dead_process_taken_for_clean, C1S, lives_of_delivery(0, CALM, **CLAIMED, **KILLERS)),
+    _bug(claims.berths_are_left_behind, C1S, lives_of_delivery(1, **CLAIMED)),
+    _bug(claims.rows_of_all_berths_loaded, C1S, lives_of_delivery(0, **CLAIMED)),
+    _bug(claims.lost_answer_keeps_its_berth, C1S, lives_of_delivery(42, **CLAIMED)),
+    _bug(claims.given_back_while_in_hand, C1S, lives_of_delivery(0, **CLAIMED)),
+    _bug(
+        claims.read_before_it_was_given_back,
+        C1S,
+        lives_of_delivery(
+            82, Plan(slow=0.4, slow_seconds=1.5), **CLAIMED, processes=3, publishes=12, disturbances=PEACE
+        ),
+    ),
+    _bug(claims.attempts_are_given_back_as_none, C1S, lives_of_delivery(0, **CLAIMED)),
 )
 
 

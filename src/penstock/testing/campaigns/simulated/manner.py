@@ -81,6 +81,8 @@ class Manner:
         )
         if "policy" in given:
             given["policy"] = replace(policy, **given["policy"])
+        if given.get("mode", "") is None:
+            given["mode"] = chance.choice(["key_shared", "shared"])
         if given.get("consumers", 0) is None:
             given["consumers"] = chance.choice([1, 2, 3])
         return replace(manner, **given)
