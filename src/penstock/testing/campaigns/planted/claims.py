@@ -46,7 +46,7 @@ def given_back_to_nobody() -> AbstractContextManager[None]:
 
 def settled_is_still_claimed() -> AbstractContextManager[None]:
     """Take what a berth has claimed for what is open of it."""
-    return changed_everywhere(unsettled, lambda cursor, berth: claims_of(cursor, berth))
+    return changed_everywhere(unsettled, claims_of)
 
 
 # --- berths ---------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def berth_of_a_dead_process_taken_for_clean() -> AbstractContextManager[None]:
     """Suspect nothing that a berth was left with."""
     right = original(BerthSeat, "_make_engine")
 
-    def make_engine(self: BerthSeat, *args: Any, clean: bool) -> Any:  # noqa: ARG001 - it is what is ignored
+    def make_engine(self: BerthSeat, *args: Any, clean: bool) -> Any:
         return right(self, *args, clean=True)
 
     return changed(BerthSeat, _make_engine=make_engine)
