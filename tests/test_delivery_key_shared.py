@@ -6,11 +6,14 @@ import asyncio
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from tests.deliveries import Running, World, acked, kept, raw, wide
 
+from penstock.engine.messages import Ack
 from penstock.errors import StaleDelivery
-from penstock.runtime.slots import dues, spread
+from penstock.runtime.committer import Entry
+from penstock.runtime.slots import Holding, dues, spread
 
 if TYPE_CHECKING:
     from penstock import Bus
@@ -161,6 +164,54 @@ async def test_a_slot_moves_when_nothing_of_it_is_in_hand_any_more(world: World)
             assert len(one.taken) + len(two.taken) == 80
             assert_in_order(one, two)
     assert world.outcomes("s") == {"acked": list(range(80))}
+
+
+async def test_a_lease_is_released_when_no_step_that_carries_it_is_on_its_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = world.bus(), world.bus()
+    backend: Any = first._make_backend()
+    call, slow, held = backend.call, asyncio.Event(), asyncio.Event()
+    order: list[str] = []
+
+    async def calling(called: Any, *args: Any, **options: Any) -> Any:
+        if called.__name__ == "release" and args[0].name.startswith("slot/"):
+            order.append("release")
+        if called.__name__ == "_commit" and held.is_set():
+            await slow.wait()
+            order.append("commit")
+        return await call(called, *args, **options)
+
+    backend.call = calling
+    left = Holding.left
+
+    def leaves(self: Holding, slots: Any) -> Any:
+        # In this very moment something of a slot that stays is settled, and its step begins with the old fences.
+        if not held.is_set():
+            held.set()
+            staying = [each for each in one.deliveries if not each.stale and int(each.event.data) in mine]
+            one.consumer._member.crew.seats[0].tell(Ack(np.array([staying[0].position.offset])))  # type: ignore[union-attr]
+            engine: Any = self.seats[0].engine
+            entry = Entry(self.seats[0], engine, engine.take_step())
+            writing.append(asyncio.ensure_future(dispatcher.committer._write([entry])))
+        return left(self, slots)
+
+    writing: list[Any] = []
+    async with world.running(first.consume(raw, "s"), kept) as one:
+        await publish(world, first, 40)
+        await world.until(lambda: len(one.taken) == 40, within=SEEN)
+        dispatcher = world.dispatcher(first)
+        mine = {int(data) for data in one.data}
+        monkeypatch.setattr(Holding, "left", leaves)
+        async with world.running(second.consume(raw, "s"), kept):
+            await world.until(held.is_set, within=3)
+            await world.run(0.2)
+            assert order == []
+            slow.set()
+            await world.done(writing[0])
+            dispatcher.committer.wake()
+            await world.until(lambda: "release" in order, within=3)
+            assert order[0] == "commit"
 
 
 async def test_the_slots_of_a_killed_process_are_taken_over(world: World) -> None:

@@ -317,6 +317,10 @@ class Team(Crew):
                 self._forget(holding)
                 for seat in holding.seats:
                     await seat.leave()
+            else:
+                # A step of other slots that was taken before may be on its way, and carries these leases, too.
+                with suppress(StaleDelivery):
+                    await self._dispatcher.committer.flush(holding.seats)
         finally:
             try:
                 await self._give_back(leases, clean=clean)
