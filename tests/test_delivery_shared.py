@@ -327,6 +327,28 @@ async def test_a_dead_letter_that_is_brought_back_is_delivered_once(world: World
         assert [taken.replay for taken in (*one.taken, *two.taken, *three.taken)] == [0, 1]
 
 
+async def test_a_dead_letter_of_a_process_that_is_gone_is_brought_back(world: World) -> None:
+    first, second = world.bus(), world.bus()
+
+    async def rejecting(delivery: Any) -> None:
+        await (delivery.ack() if delivery.replay else delivery.reject())
+
+    async with world.running(consume(first), rejecting) as one, world.running(consume(second), kept) as two:
+        await publish(world, first, 1)
+        await world.until(lambda: world.rows("s", "dead"), within=SEEN)
+        assert two.taken == []
+        await world.done(one.consumer.close())
+        await world.run(SEEN)
+        [row] = world.rows("s", "dead")
+        holder = world.store.whole.leases.holder(subscriptions.shard_lease(row.shard))
+        assert holder is None
+        two.handle = rejecting
+        assert world.replay("s") == 1
+        await world.until(lambda: two.taken, within=2)
+        assert [taken.replay for taken in two.taken] == [1]
+        await world.until(lambda: not world.rows("s", "waiting"), within=SEEN)
+
+
 async def test_an_event_that_kills_its_process_ends_as_a_dead_letter(world: World) -> None:
     await publish(world, world.bus(), 40)
     survivor = world.bus()

@@ -170,9 +170,17 @@ class Pool(Crew):
             return True
         return self._hungry and self._accompanied and self.clock.monotonic() >= self._look_at
 
+    def see(self, subscription: Subscription) -> None:
+        """Take the subscription as the watch has just read it; somebody may have brought back dead letters."""
+        super().see(subscription)
+        self._news = True
+
     async def _balance(self) -> None:
         """Load what was lost, take over what others have left behind, and have a berth for new events."""
         self._look_at = self.clock.monotonic() + LOOK_SECONDS
+        if self._content and not await self._dispatcher.host.call(self._look_for_freed):
+            self._fits = True
+            return
         for seat in [seat for seat in self.seats if seat.engine is None]:
             await self._have(seat)
         for seat in self._superfluous():
@@ -191,9 +199,20 @@ class Pool(Crew):
                 await self._begin(number, view)
             for seat in self._claiming(number, anywhere=True) if number in view.freed else ():
                 seat.tell(Freed())
-        self._fits = not disowned and all(self._claiming(partition.number) for partition in self.topic.partitions)
+        self._fits = all(self._claiming(partition.number) for partition in self.topic.partitions)
+        self._news = disowned > 0  # it is for whoever comes first, and nobody else may be there
         self.spread()
         self.wake()
+
+    @property
+    def _content(self) -> bool:
+        """Whether there is nothing to do, unless others have given something back."""
+        claims = all(self._claiming(partition.number) for partition in self.topic.partitions)
+        return claims and not self._news and not self._superfluous() and all(seat.engine for seat in self.seats)
+
+    def _look_for_freed(self) -> bool:
+        cursors = self._dispatcher.host.store.cursors.load(self.topic.log_id, self.subscription.name)
+        return any(claims_of(cursor, NOBODY) for cursor in cursors)
 
     def _look(self) -> View:
         store, log_id, name = self._dispatcher.host.store, self.topic.log_id, self.subscription.name
