@@ -200,7 +200,8 @@ class Pool(Crew):
             for seat in self._claiming(number, anywhere=True) if number in view.freed else ():
                 seat.tell(Freed())
         self._fits = all(self._claiming(partition.number) for partition in self.topic.partitions)
-        self._news = disowned > 0  # it is for whoever comes first, and nobody else may be there
+        if disowned:
+            self._news = True  # it is for whoever comes first, and nobody else may be there
         self.spread()
         self.wake()
 
