@@ -480,8 +480,6 @@ def test_rows_beyond_the_limit_are_refused_and_those_there_can_still_be_replaced
     with pytest.raises(StoreFull):
         committed(parked=both)
     assert store.parked.count(billing(topic))["done"] == 0
-    committed(finished=(a_shard(topic, slot=1),))
-    committed(cursors=(a_cursor(a_shard(topic, slot=2), 0),))
     assert examine(store.directory, STORE_ID, Platform()) == []
 
 

@@ -233,8 +233,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     cursors: tuple[Cursor, ...] = ()
     settling: Settling | None = None
     """Instead of a cursor, where several owners share one."""
-    finished: tuple[Shard, ...] = ()
-    """Shards whose cursor is removed: claims that are complete."""
     parked: tuple[Parked, ...] = ()
     """Rows added, or replacing the ones of the same identity: a retry, a death, a resolution."""
     settlement: bytes = b""

@@ -106,8 +106,6 @@ class MemoryCursors:
             old = self._state.cursors.get(cursor.shard)
             self._state.revision += cursor.generation > (old.generation if old else 0)
         self._put(commit.cursors)
-        for shard in commit.finished:
-            self._state.cursors.pop(shard, None)
         for row in commit.parked:
             self._state.parked[row.key] = row
         if commit.settlement:
@@ -176,7 +174,6 @@ def _shards(commit: Commit) -> list[Shard]:
     return [
         *(cursor.shard for cursor in commit.cursors),
         *([] if commit.settling is None else [commit.settling.shard]),
-        *commit.finished,
         *(row.shard for row in commit.parked),
     ]
 

@@ -178,7 +178,7 @@ class CursorsConformance(StoreOpening):
 
         commit(store, a_cursor(shard, 3), parked=(a_parked(shard, 1), a_parked(shard, 2, state="waiting")))
         commit(store, a_cursor(shard, 4), a_cursor(other, 2), settlement=b"record")
-        commit(store, a_cursor(shard, 4), parked=(a_parked(shard, 2, state="done"),), finished=(other,))
+        commit(store, a_cursor(shard, 4), parked=(a_parked(shard, 2, state="done"),))
         assert_same()
         commit(store, a_cursor(shard, 1, generation=1))
         assert_changed()
@@ -303,8 +303,7 @@ class CursorsConformance(StoreOpening):
         store.cursors.delete_subscription(topic.log_id, "billing")
         shard = a_shard(topic)
         assert_refused(store, topic, a_cursor(shard, 2), UnknownSubscription)
-        answers = store.cursors.commit([Commit(parked=(a_parked(shard, 0),)), Commit(finished=(shard,))])
-        assert [type(answer) for answer in answers] == [UnknownSubscription, UnknownSubscription]
+        assert type(commit(store, parked=(a_parked(shard, 0),))) is UnknownSubscription
         assert store.cursors.subscriptions() == []
 
     def test_a_commit_for_a_partition_that_the_topic_does_not_have_is_a_usage_error(
@@ -319,27 +318,6 @@ class CursorsConformance(StoreOpening):
         # The call ended with an error, so nothing of it was written.
         assert loaded(store, topic) == []
         assert store.cursors.settlements(10) == []
-
-    def test_finished_shards_are_removed(self, store: Store, topic: TopicInfo, partition: Partition) -> None:
-        fill(store, partition, 10)
-        subscribe(store, topic)
-        claims = [a_shard(topic, slot=slot) for slot in range(3)]
-        commit(store, *(a_cursor(claim, 0, stop=5) for claim in claims))
-        floor = a_cursor(claims[0], 5, stop=10)
-        assert commit(store, floor, finished=(claims[1], claims[2])) is None
-        assert loaded(store, topic) == [floor]
-
-    def test_a_shard_that_was_finished_and_put_anew_goes_on_from_its_new_cursor(
-        self, store: Store, topic: TopicInfo, partition: Partition
-    ) -> None:
-        fill(store, partition, 10)
-        subscription, shard = subscribe(store, topic), a_shard(topic)
-        commit(store, a_cursor(shard, 2))
-        assert commit(store, finished=(shard,)) is None
-        store.cursors.put_subscription(subscription, [a_cursor(shard, 5)])
-        assert_refused(store, topic, a_cursor(shard, 4), StaleCursor)
-        assert commit(store, a_cursor(shard, 6)) is None
-        assert loaded(store, topic) == [a_cursor(shard, 6)]
 
     # --- commits as a whole --------------------------------------------------------------------
 
@@ -356,7 +334,6 @@ class CursorsConformance(StoreOpening):
                 # Its first cursor, its row and its record are right: only the second cursor moves back.
                 Commit(
                     cursors=(a_cursor(one, 7), a_cursor(two, 4)),
-                    finished=(zero,),
                     parked=(a_parked(one, 8),),
                     settlement=b"refused",
                 ),

@@ -240,11 +240,10 @@ class RetentionConformance(StoreOpening):
             [
                 Commit(cursors=(a_cursor(gone, 1),), settlement=b"gone"),
                 Commit(parked=(a_parked(gone, 1),), settlement=b"gone"),
-                Commit(finished=(gone,), settlement=b"gone"),
                 Commit(cursors=(a_cursor(alive, 1),), settlement=b"alive"),
             ]
         )
-        assert [type(answer) for answer in answers] == [TopicDeleted] * 3 + [type(None)]
+        assert [type(answer) for answer in answers] == [TopicDeleted] * 2 + [type(None)]
         assert [row.record for row in store.cursors.settlements(10)] == [b"alive"]
         assert [cursor.next_offset for cursor in store.cursors.load(other.log_id, "billing")] == [1]
 

@@ -6,7 +6,7 @@ is: a cursor that moved a hundred times in one call costs one row. Settlement re
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -28,7 +28,6 @@ from penstock.stores.file.state.payloads import Place
 from penstock.stores.file.state.schema import CURSORS, PARKED, SETTLEMENTS, SUBSCRIPTIONS
 from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, Tally, raise_revision, read_tally, write_tally
 from penstock.stores.file.state.witnesses import (
-    DELETE_CURSOR,
     NO_CURSOR,
     REPLACE_CURSOR,
     REPLACE_SUBSCRIPTION,
@@ -78,7 +77,6 @@ def shards_of(commit: Commit) -> Iterator[Shard]:
         yield cursor.shard
     if commit.settling is not None:
         yield commit.settling.shard
-    yield from commit.finished
     for row in commit.parked:
         yield row.shard
 
@@ -107,8 +105,8 @@ class Step:
         self._subscriptions: dict[tuple[str, str], Row | None] = {}
         # Where the log ends for a subscription and partition that are there.
         self._ends: dict[tuple[str, str, int], int] = {}
-        # What is left at the end; None for what is removed.
-        self._cursors: dict[Shard, Cursor | None] = {}
+        # What is left at the end.
+        self._cursors: dict[Shard, Cursor] = {}
         self._positions: dict[Shard, int] = {}
         self._parked: dict[ParkedKey, Row] = {}
         self._parked_before: dict[ParkedKey, Row | None] = {}
@@ -166,7 +164,7 @@ class Step:
         for cursor in commit.cursors:
             if (refusal := self._cursor_refusal(cursor, recorded=bool(commit.settlement))) is not None:
                 return refusal
-        if commit.finished or commit.parked or commit.settling is not None:
+        if commit.parked or commit.settling is not None:
             for shard in shards_of(commit):
                 if (refusal := self._shard_refusal(shard)) is not None:
                     return refusal
@@ -208,7 +206,7 @@ class Step:
         """Return the cursor of a shard; one that has none is at the beginning."""
         cursor = self._cursors.get(shard)
         if cursor is None:
-            row = None if shard in self._cursors else self._connection.execute(SELECT_CURSOR, shard).fetchone()
+            row = self._connection.execute(SELECT_CURSOR, shard).fetchone()
             cursor = Cursor(shard=shard, next_offset=0) if row is None else cursor_of(CURSORS.checked(row))
         return cursor
 
@@ -270,10 +268,6 @@ class Step:
                 self._generation_raised = True
             self._cursors[shard] = cursor
             self._positions[shard] = position_of(cursor.generation, cursor.next_offset)
-        for shard in commit.finished:
-            self._cursors_added -= self._position(shard) != NO_CURSOR
-            self._cursors[shard] = None
-            self._positions[shard] = NO_CURSOR
         for row, (version, digest) in zip(commit.parked, references, strict=True):
             self._parked_added += self._parked_now(row.key) is None
             self._parked[row.key] = parked_values(row, version, digest)
@@ -325,18 +319,11 @@ class Step:
     def _write_cursors(self, now: int) -> None:
         if not self._cursors:
             return
-        written = [cursor_row(cursor, now) for cursor in self._cursors.values() if cursor is not None]
-        self._connection.executemany(REPLACE_CURSOR, written)
-        removed = (shard for shard, cursor in self._cursors.items() if cursor is None)
-        self._connection.executemany(DELETE_CURSOR, removed)
-        added: defaultdict[tuple[str, str], int] = defaultdict(int)
-        for shard, cursor in self._cursors.items():
-            if (cursor is None) is not (self._known[shard] == NO_CURSOR):
-                added[shard[:2]] += 1 if cursor is not None else -1
+        self._connection.executemany(REPLACE_CURSOR, [cursor_row(cursor, now) for cursor in self._cursors.values()])
+        added = Counter(shard[:2] for shard in self._cursors if self._known[shard] == NO_CURSOR)
         for key, count in added.items():
-            if count:
-                *values, cursors = self._subscriptions[key]  # type: ignore[misc] # those that have none were refused
-                self._connection.execute(REPLACE_SUBSCRIPTION, SUBSCRIPTIONS.seal((*values, cursors + count)))
+            *values, cursors = self._subscriptions[key]  # type: ignore[misc] # those that have none were refused
+            self._connection.execute(REPLACE_SUBSCRIPTION, SUBSCRIPTIONS.seal((*values, cursors + count)))
         if self._cursors_added:
             rows = self._cursor_rows.rows + self._cursors_added
             write_tally(self._connection, CURSORS, self._cursor_rows._replace(rows=rows))

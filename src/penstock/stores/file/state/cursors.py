@@ -197,7 +197,7 @@ class FileCursors:
             if commit.settling is not None:
                 key = (commit.settling.shard.log_id, commit.settling.shard.partition)
                 ends[key] = max(ends.get(key, 0), commit.settling.settled.end)
-            if commit.finished or commit.parked:
+            if commit.parked:
                 for shard in shards_of(commit):
                     ends.setdefault((shard.log_id, shard.partition), 0)
         return {key: self._bound(Partition(*key), end) for key, end in ends.items()}

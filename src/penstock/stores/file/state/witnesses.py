@@ -43,7 +43,6 @@ SELECT log_id, subscription, slot, partition, next_offset, generation, body, crc
 WHERE log_id = ? AND subscription = ? ORDER BY slot, partition
 """
 REPLACE_CURSOR = "REPLACE INTO cursors VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-DELETE_CURSOR = "DELETE FROM cursors WHERE log_id = ? AND subscription = ? AND slot = ? AND partition = ?"
 DELETE_CURSORS = "DELETE FROM cursors WHERE log_id = ? AND subscription = ?"
 SELECT_LAST_PARKED = """
 SELECT log_id, subscription, partition, offset, slot, state, lane, due_at, attempts, replay, error_type,
