@@ -267,6 +267,9 @@ class Leases(Protocol):
         One that has merely expired, or lost the one above, can still be given back if nobody took it since.
         """
 
+    def release_some(self, leases: Sequence[Lease], *, clean: bool = True) -> list[Lease]:
+        """Give back as many as can be, in one step; those missing from the answer are not held any more."""
+
     def holder(self, name: str) -> Lease | None:
         """Return the lease as it is now held, or None."""
 

@@ -100,16 +100,22 @@ class Presence(Loop):
         """The name of the lease of this process."""
         return f"process/{self._owner}"
 
-    async def give_back(self, lease: Lease, *, clean: bool) -> None:
-        """Release a lease; one that cannot be released now is released later."""
-        self._held.discard(lease.epoch)
+    async def give_back(self, *leases: Lease, clean: bool) -> None:
+        """Release leases, in one step; those that cannot be released now are released later."""
+        if not leases:
+            return
+        self._held.difference_update(lease.epoch for lease in leases)
         try:
-            await self._host.call(self._host.store.leases.release, lease, clean=clean)
-        except (LeaseError, StoreClosed):
-            pass  # somebody else has it, or it ends with this process
+            # Whatever is not released by it is somebody else's already.
+            await self._host.call(self._host.store.leases.release_some, leases, clean=clean)
+        except StoreClosed:
+            pass  # it ends with this process
         except Exception as error:  # noqa: BLE001 - closing goes on
-            logger.info("lease %r could not be released, and will be later: %s", lease.name, error)
-            self._orphans[lease.name, lease.owner] = None
+            logger.info("lease %r could not be released, and will be later: %s", leases[0].name, error)
+            self.abandon(leases)
+        except BaseException:
+            self.abandon(leases)  # this was cut off
+            raise
 
     def abandon(self, leases: Iterable[Lease]) -> None:
         """Have leases released later, which nobody here can wait for."""

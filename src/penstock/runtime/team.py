@@ -90,15 +90,7 @@ class Team(Crew):
             await asyncio.gather(*(seat.leave() for seat in holding.seats))
             clean = all(seat.left_clean for seat in holding.seats)
         finally:
-            await self._give_back(list(holding.leases.values()), clean=clean)
-
-    async def _give_back(self, leases: list[Lease], *, clean: bool) -> None:
-        try:
-            while leases:
-                await self._dispatcher.presence.give_back(leases[-1], clean=clean)
-                leases.pop()
-        finally:
-            self._dispatcher.presence.abandon(leases)  # if this was cut off
+            await self._dispatcher.presence.give_back(*holding.leases.values(), clean=clean)
 
     @property
     def divided(self) -> bool:
@@ -323,6 +315,6 @@ class Team(Crew):
                     await self._dispatcher.committer.flush(holding.seats)
         finally:
             try:
-                await self._give_back(leases, clean=clean)
+                await self._dispatcher.presence.give_back(*leases, clean=clean)
             finally:
                 self._going -= going

@@ -317,6 +317,15 @@ class MemoryLeases:
             self._state.leases[lease.name] = last._replace(owner="", expires_at=0.0, clean=clean, under=None)
             self._revision += 1
 
+    def release_some(self, leases: Sequence[Lease], *, clean: bool = True) -> list[Lease]:
+        released = []
+        with self._state:
+            for lease in leases:
+                with suppress(LeaseLost):
+                    self.release(lease, clean=clean)
+                    released.append(lease)
+        return released
+
     def revision(self) -> int:
         with self._state:
             return self._revision

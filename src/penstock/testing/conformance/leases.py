@@ -158,6 +158,26 @@ class LeasesConformance(StoreOpening):
         holders = [store.leases.holder(name) for name in ("expired", "taken", "released")]
         assert [lease and lease.owner for lease in holders] == [None, "b", None]
 
+    def test_many_leases_are_released_in_one_step_as_far_as_they_are_held(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        above = acquired(store, "process", "p", 10)
+        kept = acquired(store, "kept", "a", under=above)
+        expired, taken = acquired(store, "expired", "a", 5), acquired(store, "taken", "a", 5)
+        clock.advance(6)
+        acquired(store, "taken", "b", 10)
+        some = [kept, taken, expired, kept]
+        before = store.leases.revision()
+        assert store.leases.release_some(some, clean=True) == [kept, expired]
+        assert store.leases.revision() != before
+        assert [store.leases.holder(name) is None for name in ("kept", "expired", "taken")] == [True, True, False]
+        assert acquired(store, "kept", "b").clean
+        unchanged = store.leases.revision()
+        assert store.leases.release_some([taken, expired]) == store.leases.release_some([]) == []
+        assert store.leases.revision() == unchanged
+        assert store.leases.release_some([acquired(store, "expired", "c")], clean=False) != []
+        assert not acquired(store, "expired", "d").clean
+
     def test_the_next_owner_sees_whether_a_lease_was_released_cleanly(self, store: Store) -> None:
         for clean in (True, False, True):
             store.leases.release(acquired(store, owner="a"), clean=clean)

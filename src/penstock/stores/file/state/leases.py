@@ -204,18 +204,30 @@ class FileLeases:
         return self._control.write(work)
 
     def release(self, lease: Lease, *, clean: bool = True) -> None:
+        if not self._give_back([lease], clean=clean):
+            raise LeaseLost(f"lease {lease.name!r} is not held with epoch {lease.epoch} any more")
+
+    def release_some(self, leases: Sequence[Lease], *, clean: bool = True) -> list[Lease]:
+        return self._give_back(leases, clean=clean)
+
+    def _give_back(self, leases: Sequence[Lease], *, clean: bool) -> list[Lease]:
         self._log.check_open()
 
-        def work(connection: sqlite3.Connection) -> None:
-            row = read_lease(connection, lease.name)
-            if row is None or row.epoch != lease.epoch or row.owner == NOBODY:
-                raise LeaseLost(f"lease {lease.name!r} is not held with epoch {lease.epoch} any more")
-            _write(connection, [row._replace(owner=NOBODY, expires_at=0.0, clean=int(clean))])
-            # A number that no acquisition gets: so the last one given out says whether anything has changed.
-            tally = read_tally(connection, LEASES)
-            write_tally(connection, LEASES, tally._replace(last=tally.last + 1))
+        def work(connection: sqlite3.Connection) -> list[Lease]:
+            released, rows = [], []
+            for lease in dict.fromkeys(leases):
+                row = read_lease(connection, lease.name)
+                if row is not None and row.epoch == lease.epoch and row.owner != NOBODY:
+                    released.append(lease)
+                    rows.append(row._replace(owner=NOBODY, expires_at=0.0, clean=int(clean)))
+            if rows:
+                _write(connection, rows)
+                # A number that no acquisition gets: so the last one given out says whether anything has changed.
+                tally = read_tally(connection, LEASES)
+                write_tally(connection, LEASES, tally._replace(last=tally.last + 1))
+            return released
 
-        self._control.write(work)
+        return self._control.write(work)
 
     def revision(self) -> int:
         self._log.check_open()

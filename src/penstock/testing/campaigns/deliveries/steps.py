@@ -73,14 +73,14 @@ CHANGING: Final = {
     "log": ("create_topic", "delete_topic", "append", "trim"),
     "cursors": ("put_subscription", "delete_subscription", "commit", "forget_settlements"),
     "parked": ("stamp", "replay", "purge"),
-    "leases": ("acquire", "acquire_some", "renew", "release"),
+    "leases": ("acquire", "acquire_some", "renew", "release", "release_some"),
     "schedule": ("add", "cancel", "claim", "done"),
     "manifests": ("prepare", "finish", "forget"),
 }
 """Every call that changes a store, by port …"""
 _NAMED: Final = {
     "log.create_topic", "log.append", "cursors.put_subscription", "cursors.commit", "cursors.forget_settlements",
-    "parked.replay", "parked.purge", "leases.acquire", "leases.renew", "leases.release",
+    "parked.replay", "parked.purge", "leases.acquire", "leases.renew", "leases.release", "leases.release_some",
 }  # fmt: skip
 """… and those that a delivery makes."""
 _LEASES: Final = {"shard": "the shard", "process": "the process", "ledger": "the ledger"}
@@ -236,7 +236,8 @@ class Steps:
         self._commit, self._put = store.cursors.commit, store.cursors.put_subscription
         self._forget = store.cursors.forget_settlements
         self._purge, self._replay = store.parked.purge, store.parked.replay
-        self._acquire, self._renew, self._release = store.leases.acquire, store.leases.renew, store.leases.release
+        self._acquire, self._renew = store.leases.acquire, store.leases.renew
+        self._release, self._release_some = store.leases.release, store.leases.release_some
 
     def wrap(self) -> None:
         """Be asked from now on."""
@@ -405,6 +406,12 @@ class Steps:
             kind = lease.name.partition("/")[0]
             step = f"release of {_LEASES.get(kind, f'{kind}, which has no name')}"
             self._step(step, lambda: self._release(lease, clean=clean))
+
+    def release_some(self, leases: Sequence[Lease], *, clean: bool = True) -> list[Lease]:
+        with self._turn:
+            [kind] = {lease.name.partition("/")[0] for lease in leases}
+            step = f"release of {_LEASES.get(kind, f'{kind}, which has no name')}"
+            return self._step(step, lambda: self._release_some(leases, clean=clean))
 
     def epoch(self, partition: int) -> int:
         """Return the epoch that this process has of a shard."""

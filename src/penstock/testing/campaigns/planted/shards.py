@@ -80,7 +80,7 @@ def _careless(busy: Any) -> Iterator[None]:
             self._forget(holding)
             for seat in holding.seats:
                 await seat.leave()
-        await self._give_back(leases, clean=True)
+        await self._dispatcher.presence.give_back(*leases, clean=True)
 
     handlers = {**original(Engine, "_HANDLERS"), Left: on_left}
     with ExitStack() as stack:
