@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock import columns as cols
 from penstock.batch import Batch
-from penstock.hashing import SHORT_MAX, xxh64_short
+from penstock.hashing import FEW_LENGTHS, GROUPED_MIN, SHORT_MAX, xxh64_alike, xxh64_short
 from penstock.testing.campaigns.planted.tools import changed
 
 seeds = st.sampled_from([0, 1, 2**64 - 1])
@@ -52,3 +52,21 @@ def test_a_slice_of_a_batch_hashes_its_own_keys_long_or_short_few_or_many(
             assert not present[number]
         else:
             assert hashes[number] == xxhash.xxh64_intdigest(key, 0)
+
+
+@given(st.integers(1, SHORT_MAX), st.integers(1, 40), seeds, st.data())
+def test_keys_of_one_length_that_follow_each_other_hash_as_the_library_does(
+    length: int, count: int, seed: int, data: st.DataObject
+) -> None:
+    keys = data.draw(st.lists(st.binary(min_size=length, max_size=length), min_size=count, max_size=count))
+    found = xxh64_alike(np.frombuffer(b"".join(keys), np.uint8), count, length, seed).tolist()
+    assert found == [xxhash.xxh64_intdigest(key, seed) for key in keys]
+
+
+@pytest.mark.parametrize("shortest", [1, 4, 8, 12, SHORT_MAX - FEW_LENGTHS + 1])
+def test_many_keys_of_few_lengths_hash_as_the_library_does(shortest: int) -> None:
+    keys = [
+        bytes((7 * number + index) % 256 for index in range(shortest + number % FEW_LENGTHS))
+        for number in range(GROUPED_MIN + 1)
+    ]
+    assert hashed(keys, 1) == [xxhash.xxh64_intdigest(key, 1) for key in keys]

@@ -24,7 +24,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import InvalidBatch, InvalidEvent, TooLarge, did_you_mean
-from penstock.hashing import SHORT_MAX, xxh64_short
+from penstock.hashing import SHORT_MAX, xxh64_alike, xxh64_short
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
@@ -303,15 +303,22 @@ def key_hashes(batch: pa.RecordBatch, seed: int) -> tuple[npt.NDArray[np.uint64]
     """Return `xxh64(key, seed)` of each event, and which events have a key (None: all have one)."""
     if "key" not in batch.schema.names:
         return np.zeros(batch.num_rows, np.uint64), np.zeros(batch.num_rows, np.bool_)
-    array = batch.column("key")
-    present = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
-    if len(array) > ONE_BY_ONE_MAX:
-        offsets = offsets_of(array).astype(np.int64)
+    keys = batch.column("key")
+    present = keys.is_valid().to_numpy(zero_copy_only=False) if keys.null_count else None
+    return _hashed(keys if present is None else keys.fill_null(b""), seed), present
+
+
+def _hashed(keys: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
+    if len(keys) > ONE_BY_ONE_MAX:
+        offsets = offsets_of(keys)
         lengths = offsets[1:] - offsets[:-1]
-        if lengths.max(initial=0) <= SHORT_MAX:
-            return xxh64_short(_bytes_of(array), offsets[:-1] - offsets[0], lengths, seed), present
-    keys = (array if present is None else array.fill_null(b"")).to_pylist()
-    return np.fromiter(map(xxhash.xxh64_intdigest, keys, repeat(seed)), np.uint64, len(array)), present
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if 0 < shortest == longest <= SHORT_MAX:
+            return xxh64_alike(_bytes_of(keys), len(keys), longest, seed)
+        if longest <= SHORT_MAX:
+            starts = offsets[:-1].astype(np.int64) - int(offsets[0])
+            return xxh64_short(_bytes_of(keys), starts, lengths.astype(np.int64), seed)
+    return np.fromiter(map(xxhash.xxh64_intdigest, keys.to_pylist(), repeat(seed)), np.uint64, len(keys))
 
 
 def digest(batch: pa.RecordBatch) -> int:

@@ -11,11 +11,20 @@ The algorithm for short inputs: begin with the seed, a prime and the length; mix
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SHORT_MAX = 31
 """Longer keys have four more accumulators, and are rare: they go through the C library."""
+FEW_LENGTHS = 5
+"""Keys of so few lengths are hashed length by length, if there are enough of them …"""
+GROUPED_MIN = 4_096
+"""… which is faster than to see for each step which of them have it."""
 
 _MASK = (1 << 64) - 1
 _PRIME_5 = 0x27D4EB2F165667C5
@@ -41,6 +50,12 @@ def xxh64_short(
     by_eight = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))
     by_four = np.ndarray(len(data) + 1, "<u4", padded, strides=(1,))
     shortest, longest = int(lengths.min()), int(lengths.max())
+    if longest - shortest < FEW_LENGTHS and len(lengths) > GROUPED_MIN and shortest:
+        for length in range(shortest, longest + 1):
+            mine = np.flatnonzero(lengths == length)
+            if len(mine):
+                hashes[mine] = _mixed(_reader({8: by_eight, 4: by_four, 1: padded}, starts[mine]), length, seed)
+        return hashes
     places, left = starts.copy(), lengths.copy()
 
     def take(mixed: Words, width: int, *, all_have_it: bool) -> None:
@@ -80,6 +95,55 @@ def xxh64_short(
         word *= _P1
         take(word, 1, all_have_it=False)
     return _stirred(hashes)
+
+
+def _reader(by_width: dict[int, npt.NDArray[Any]], starts: npt.NDArray[np.int64]) -> Callable[[int, int], Words]:
+    return lambda at, width: by_width[width][starts + at].astype(np.uint64)
+
+
+def xxh64_alike(data: npt.NDArray[np.uint8], count: int, length: int, seed: int) -> Words:
+    """Return `xxh64` of so many keys of one length, 1 to `SHORT_MAX`, that follow each other in the data.
+
+    Most batches have such keys. Each step is one of all keys, and their words are read without an index: it takes a
+    fourth of the time.
+    """
+    # As copies: to calculate with words that are not aligned is slower.
+    return _mixed(
+        lambda at, width: np.ndarray(count, f"<u{width}", data, at, (length,)).astype(np.uint64), length, seed
+    )
+
+
+def _mixed(read: Callable[[int, int], Words], length: int, seed: int) -> Words:
+    """Return the hashes of keys of one length; `read(at, width)` gives so many bytes of each, as a copy."""
+    hashes: Words | np.uint64 = np.uint64((seed + _PRIME_5 + length) & _MASK)
+    words = np.zeros(0, np.uint64)
+    at = 0
+    while at + 8 <= length:
+        words = read(at, 8)
+        words *= _P2
+        words = _rotated(words, 31)
+        words *= _P1
+        words ^= hashes
+        words = _rotated(words, 27)
+        words *= _P1
+        words += _P4
+        hashes, at = words, at + 8
+    if at + 4 <= length:
+        words = read(at, 4)
+        words *= _P1
+        words ^= hashes
+        words = _rotated(words, 23)
+        words *= _P2
+        words += _P3
+        hashes, at = words, at + 4
+    while at < length:
+        words = read(at, 1)
+        words *= _P5
+        words ^= hashes
+        words = _rotated(words, 11)
+        words *= _P1
+        hashes, at = words, at + 1
+    return _stirred(words)
 
 
 def _rotated(words: Words, bits: int) -> Words:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from penstock.batch import Batch, StoredEvent
     from penstock.bus.topic import Topic
-    from penstock.engine.messages import Deliver, Input, Offsets
+    from penstock.engine.messages import Deliver, Input, Offsets, Piece
     from penstock.engine.shard import Shard as Engine
     from penstock.runtime.crew import Place
     from penstock.runtime.member import Member
@@ -162,28 +162,35 @@ class Delivery(_Hand, Generic[T]):
 class DeliveredBatch(_Hand):
     """Many events of one partition, handed over together."""
 
-    __slots__ = ("attempts", "batches", "replays")
+    __slots__ = ("_batches", "_pieces", "attempts", "replays")
 
     def __init__(
         self,
         seat: Seat,
         engine: Engine,
         number: int,
-        batches: list[Batch],
+        pieces: Sequence[Piece],
         *,
         attempts: Mapping[int, int],
         replays: Mapping[int, int],
     ) -> None:
         super().__init__(seat, engine, number)
-        self.batches = batches
-        """The events as columns, in their order; each is a block of the log, or a selection of one."""
+        self._pieces = pieces
+        self._batches: list[Batch] | None = None
         self.attempts = attempts
         """Which attempt this is, by offset, for those that it is not the first of."""
         self.replays = replays
         """How often each was brought back from the dead letters, for those that were."""
 
+    @property
+    def batches(self) -> list[Batch]:
+        """The events as columns, in their order; each is a block of the log, or a selection of one."""
+        if self._batches is None:
+            self._batches = [batch for piece in self._pieces for batch in piece.source.batches(piece.rows)]
+        return self._batches
+
     def __len__(self) -> int:
-        return sum(map(len, self.batches))
+        return sum(len(piece.offsets) for piece in self._pieces)
 
     def __iter__(self) -> Iterator[StoredEvent]:
         for batch in self.batches:
@@ -257,8 +264,8 @@ class DeliveredBatch(_Hand):
     def _all(self) -> list[Offsets]:
         """Return all offsets of it; blocks that follow each other are settled together, which is much cheaper."""
         found: list[Offsets] = []
-        for batch in self.batches:
-            mine = batch.range if batch.rows is None else batch.offsets
+        for piece in self._pieces:
+            mine = piece.offsets
             last = found[-1] if found else None
             if isinstance(mine, Range) and isinstance(last, Range) and last.stop == mine.start:
                 found[-1] = Range(last.start, mine.stop)
@@ -430,5 +437,6 @@ class Consumer(Generic[T]):
     def _batch(self, seat: Seat, handed: Deliver) -> DeliveredBatch:
         engine = seat.engine
         assert engine is not None
-        batches = [batch for piece in handed.pieces for batch in piece.source.batches(piece.rows)]
-        return DeliveredBatch(seat, engine, handed.hand, batches, attempts=handed.attempts, replays=handed.replays)
+        return DeliveredBatch(
+            seat, engine, handed.hand, handed.pieces, attempts=handed.attempts, replays=handed.replays
+        )

@@ -25,23 +25,29 @@ if TYPE_CHECKING:
 
 FEW: Final = 64
 """numpy finds out about so few lanes faster than Python does."""
+VERY_FEW: Final = 4
+"""So few are looked for one by one."""
 STALE: Final = 1_024
 
 
 def _members(lanes: NDArray[np.int64], of: Mapping[int, int]) -> NDArray[np.bool_]:
     """Return which lanes are keys of a mapping."""
+    if 0 < len(of) <= VERY_FEW:
+        found = np.zeros(len(lanes), np.bool_)
+        for lane in of:
+            found |= lanes == lane
+        return found
     if len(of) <= FEW:
         return np.isin(lanes, np.fromiter(of, np.int64, len(of)))
     return np.fromiter((lane in of for lane in lanes.tolist()), np.bool_, len(lanes))
 
 
-def _behind(
-    page: Page, indexes: NDArray[np.int64], lanes: NDArray[np.int64], first: Mapping[int, int]
-) -> NDArray[np.bool_]:
+def _behind(page: Page, rows: Rows, lanes: NDArray[np.int64], first: Mapping[int, int]) -> NDArray[np.bool_]:
     """Return which rows come after the first of their lane, of which `first` has the offset."""
     behind = _members(lanes, first)
     for at in np.flatnonzero(behind).tolist():
-        behind[at] = first[int(lanes[at])] < page.start + int(indexes[at])
+        row = rows.start + at if isinstance(rows, slice) else int(rows[at])
+        behind[at] = first[int(lanes[at])] < page.start + row
     return behind
 
 
@@ -134,24 +140,21 @@ class Lanes:
     def _of_free_lanes(
         self, page: Page, rows: Rows, barred: NDArray[np.int64] | None, delayed: Mapping[int, int]
     ) -> Rows:
-        indexes = Some(page, rows).indexes
         if page.keyless:
+            indexes = Some(page, rows).indexes
             if barred is not None and (barred == page.lane).any():
                 return indexes[:0]
             for first in (delayed, self._aside):
                 if page.lane in first:
                     indexes = indexes[indexes < first[page.lane] - page.start]
             return indexes
-        lanes = page.lanes[indexes]
-        if barred is not None:
-            free = ~np.isin(lanes, barred)
-            indexes, lanes = indexes[free], lanes[free]
+        lanes = page.lanes[rows]
+        stuck = np.zeros(len(lanes), np.bool_) if barred is None else np.isin(lanes, barred)
         for first in (delayed, self._aside):
-            if first and len(indexes):
-                free = ~_behind(page, indexes, lanes, first)
-                indexes, lanes = indexes[free], lanes[free]
+            if first and len(lanes):
+                stuck |= _behind(page, rows, lanes, first)
         # A slice of a page costs much less than the same rows one by one.
-        return rows if len(indexes) == Some(page, rows).size else indexes
+        return Some(page, rows).indexes[~stuck] if stuck.any() else rows
 
     def _held_lanes(self, slots: Slots | None = None) -> NDArray[np.int64] | None:
         """Return the lanes that are in hand, if there are any; a lane is of one slot, so that others do not matter."""
@@ -198,12 +201,13 @@ class Lanes:
 
     def behind_parked(self, some: Some) -> Some:
         """Return those that wait behind a parked event of their lane."""
-        rows = some.indexes
-        state = some.page.state[rows]
-        rows = rows[(state == READY) | (state == DELAYED)]
-        if not len(rows) or some.page.keyless:
-            return Some(some.page, rows[:0])
-        return Some(some.page, rows[_behind(some.page, rows, some.page.lanes[rows], self._aside)])
+        page, rows = some
+        if not some.size or page.keyless:
+            return Some(page, np.zeros(0, np.int64))
+        # As a rule there are none, and then nobody has to look at states.
+        indexes = some.indexes[_behind(page, rows, page.lanes[rows], self._aside)]
+        state = page.state[indexes]
+        return Some(page, indexes[(state == READY) | (state == DELAYED)])
 
     def all_behind_parked(self) -> list[Some]:
         """Return all that wait behind a parked event of their lane."""

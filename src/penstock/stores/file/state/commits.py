@@ -25,7 +25,7 @@ from penstock.settling import settle
 from penstock.stores.file.state.leases import check_fence
 from penstock.stores.file.state.parked import ParkedKey, parked_values
 from penstock.stores.file.state.payloads import Place
-from penstock.stores.file.state.schema import CURSORS, PARKED, SETTLEMENTS, SUBSCRIPTIONS
+from penstock.stores.file.state.schema import CURSORS, LEASES, PARKED, SETTLEMENTS, SUBSCRIPTIONS
 from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, Tally, raise_revision, read_tally, write_tally
 from penstock.stores.file.state.witnesses import (
     NO_CURSOR,
@@ -87,6 +87,24 @@ def read_parked(connection: sqlite3.Connection, key: ParkedKey) -> Row | None:
     return None if row is None else PARKED.checked(row)
 
 
+class KnownFences:
+    """Fences that were seen to be current; as long as no lease is acquired or released, they are.
+
+    Used inside of transactions alone, and thus by one thread. An owner of many slots has as many fences.
+    """
+
+    def __init__(self) -> None:
+        self._revision = -1
+        self._current: set[Fence] = set()
+
+    def seen(self, connection: sqlite3.Connection) -> set[Fence]:
+        """Return those that are known to be current now; whoever finds another one adds it."""
+        revision = read_tally(connection, LEASES).last
+        if revision != self._revision:
+            self._revision, self._current = revision, set()
+        return self._current
+
+
 class Step:
     """The commits of one call, in one transaction."""
 
@@ -96,12 +114,14 @@ class Step:
         known: dict[Shard, int],
         bounds: Mapping[tuple[str, int], Range | TopicDeleted],
         limits: Limits,
+        fences: KnownFences,
     ) -> None:
         self._connection = connection
         self._known = known
         self._bounds = bounds
         self._limits = limits
-        self._fences: dict[Fence, bool] = {}
+        self._known_fences = fences
+        self._current: set[Fence] | None = None
         self._subscriptions: dict[tuple[str, str], Row | None] = {}
         # Where the log ends for a subscription and partition that are there.
         self._ends: dict[tuple[str, str, int], int] = {}
@@ -159,7 +179,7 @@ class Step:
 
     def _refusal(self, commit: Commit) -> StoreError | None:
         for fence in commit.fences:
-            if not (self._fences.get(fence) or self._is_current(fence)):
+            if not self._is_current(fence):
                 return Fenced(f"epoch {fence.epoch} of lease {fence.lease!r} is stale: nothing was written")
         for cursor in commit.cursors:
             if (refusal := self._cursor_refusal(cursor, recorded=bool(commit.settlement))) is not None:
@@ -211,13 +231,15 @@ class Step:
         return cursor
 
     def _is_current(self, fence: Fence) -> bool:
-        if fence not in self._fences:
+        if self._current is None:
+            self._current = self._known_fences.seen(self._connection)
+        if fence not in self._current:
             try:
                 check_fence(self._connection, fence)
-                self._fences[fence] = True
             except Fenced:
-                self._fences[fence] = False
-        return self._fences[fence]
+                return False
+            self._current.add(fence)
+        return True
 
     def _shard_refusal(self, shard: Shard) -> StoreError | None:
         log_id, name, _, partition = shard

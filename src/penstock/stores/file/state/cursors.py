@@ -13,7 +13,7 @@ import msgspec
 from penstock.errors import BeyondEnd, StoreError, TopicDeleted, UnknownSubscription, UsageError
 from penstock.offsets import Range
 from penstock.rows import Commit, Cursor, Partition, Settlement, Shard, Subscription
-from penstock.stores.file.state.commits import Limits, Step, read_parked, shards_of
+from penstock.stores.file.state.commits import KnownFences, Limits, Step, read_parked, shards_of
 from penstock.stores.file.state.payloads import Payload, Place, a_payload
 from penstock.stores.file.state.schema import CURSORS, SETTLEMENTS, SUBSCRIPTIONS
 from penstock.stores.file.state.tallies import (
@@ -79,6 +79,7 @@ class FileCursors:
         self._log = log
         self._clock = clock
         self._limits = Limits(parked=parked_rows_max)
+        self._fences = KnownFences()
 
     # --- subscriptions -------------------------------------------------------------------------
 
@@ -163,7 +164,8 @@ class FileCursors:
 
             def work(connection: sqlite3.Connection, parking: _Parking = parking) -> list[StoreError | None]:
                 parking.check(connection)
-                step = Step(connection, self._witnesses.positions.known(connection), bounds, self._limits)
+                known = self._witnesses.positions.known(connection)
+                step = Step(connection, known, bounds, self._limits, self._fences)
                 answers = step.run(commits, parking.references, self._clock.time_us())
                 parking.finish(connection, step)
                 step.remember()

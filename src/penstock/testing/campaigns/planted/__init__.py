@@ -54,6 +54,7 @@ LATER: Final[dict[str, Any]] = {"kinds": FLAKY, "keys": KEYS, "delays": (2.0,), 
 MANY_KEYS: Final = tuple(b"%d" % key for key in range(12))
 SHARED: Final[dict[str, Any]] = {"mode": "key_shared", "consumers": 2}
 CLAIMED: Final[dict[str, Any]] = {"mode": "shared", "consumers": None}
+LOST_ANSWERS: Final = Plan(fails_after=0.1, slow=0.2, slow_seconds=1.5)
 MOVES: Final[dict[str, Any]] = {
     **SHARED, "processes": 3, "partitions": 1, "kinds": ("good", "slow"), "keys": MANY_KEYS,
     "tired": 0.3, "publishes": 12, "batches": False, "disturbances": PEACE,
@@ -254,7 +255,7 @@ BUGS: Final = (
         lives_of_delivery(4, CALM, policy={"checkpoint_events": 10, "checkpoint_seconds": 0.4}, **MOVES),
     ),
     _bug(shards.slots_of_others_taken, C1S, lives_of_delivery(1, **SHARED)),
-    _bug(shards.lost_answer_keeps_its_slots, C1S, lives_of_delivery(71, **SHARED)),
+    _bug(shards.lost_answer_keeps_its_slots, C1S, lives_of_delivery(14, LOST_ANSWERS, **SHARED, tired=0.1)),
     _bug(shards.slots_of_a_dead_process_taken_for_clean, C1S, lives_of_delivery(0, CALM, **SHARED, **KILLERS)),
     _bug(shards.rows_of_all_slots_loaded, C1S, lives_of_delivery(26, **SHARED)),
     _bug(shards.passed_over_is_settled, C1S, lives_of_delivery(0, **SHARED)),
@@ -280,13 +281,19 @@ BUGS: Final = (
     _bug(claims.berth_of_a_dead_process_taken_for_clean, C1S, lives_of_delivery(0, CALM, **CLAIMED, **KILLERS)),
     _bug(claims.berths_are_left_behind, C1S, lives_of_delivery(1, **CLAIMED)),
     _bug(claims.rows_of_all_berths_loaded, C1S, lives_of_delivery(0, **CLAIMED)),
-    _bug(claims.lost_answer_keeps_its_berth, C1S, lives_of_delivery(42, **CLAIMED)),
+    _bug(claims.lost_answer_keeps_its_berth, C1S, lives_of_delivery(27, LOST_ANSWERS, **CLAIMED, tired=0.1)),
     _bug(claims.given_back_while_in_hand, C1S, lives_of_delivery(0, **CLAIMED)),
     _bug(
         claims.read_before_it_was_given_back,
         C1S,
         lives_of_delivery(
-            82, Plan(slow=0.4, slow_seconds=1.5), **CLAIMED, processes=3, publishes=12, disturbances=PEACE
+            61,
+            Plan(slow=0.4, slow_seconds=1.5),
+            **CLAIMED,
+            processes=3,
+            publishes=12,
+            partitions=1,
+            disturbances=PEACE,
         ),
     ),
     _bug(claims.attempts_are_given_back_as_none, C1S, lives_of_delivery(0, **CLAIMED)),
