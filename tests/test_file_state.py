@@ -26,6 +26,7 @@ from tests.file_state import (
 
 from penstock.clock import SystemClock, VirtualClock
 from penstock.errors import (
+    Fenced,
     StoreError,
     StoreFull,
     TopicDeleted,
@@ -484,6 +485,23 @@ def test_rows_beyond_the_limit_are_refused_and_those_there_can_still_be_replaced
 
 
 # --- leases of others -------------------------------------------------------------------------
+
+
+def test_a_fence_that_was_good_is_refused_once_another_process_has_its_lease(
+    opening: Callable[..., StateStore],
+) -> None:
+    one, two = opening(member=1), opening(member=2)
+    topic = a_topic(one)
+    subscribe(one, topic)
+    lease, other = acquired(one, "shard", "a"), acquired(one, "other", "a")
+    step = Commit(cursors=(a_cursor(a_shard(topic), 0),), fences=(lease.fence, other.fence))
+    for _ in range(2):  # the second time it is known
+        assert one.cursors.commit([step]) == [None]
+    one.leases.release(lease)
+    assert one.cursors.commit([step]) == [None]  # nobody else has had it since
+    acquired(two, "shard", "b")
+    assert [type(answer) for answer in one.cursors.commit([step])] == [Fenced]
+    assert one.cursors.commit([Commit(fences=(other.fence,))]) == [None]
 
 
 def test_the_lease_of_a_dead_process_is_free_at_once_and_not_clean(opening: Callable[..., StateStore]) -> None:
