@@ -17,20 +17,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from penstock.engine.claims import AHEAD_MAX
 from penstock.engine.messages import Ask, Freed, Shed, Want
-from penstock.engine.shard import Shard as Engine
 from penstock.rows import ParkedFilter, Shard
 from penstock.runtime.crew import Crew, Place
 from penstock.runtime.member import PREFETCH
-from penstock.runtime.seat import Seat, row_of
+from penstock.runtime.seat import Seat
 from penstock.runtime.subscriptions import SLOT, shards_prefix
 from penstock.settling import NOBODY, claims_of, frontier, unsettled
 
 if TYPE_CHECKING:
     from penstock.engine.messages import Deliver
+    from penstock.engine.shard import Shard as Engine
     from penstock.rows import Cursor, Lease, Subscription, TopicInfo, Waiting
     from penstock.runtime.dispatcher import Dispatcher
 
@@ -77,23 +79,15 @@ class BerthSeat(Seat):
         """Which berth it has."""
         return self.shard.slot
 
-    def _make_engine(self, cursor: Cursor, rows: list[Waiting], head: int, *, clean: bool) -> Engine:
+    def _make_engine(self, cursor: Cursor, rows: list[Waiting], head: int, *, clean: bool, **of_its_own: Any) -> Engine:
         claimed = unsettled(cursor, self.berth)
-        return Engine(
+        mine = msgspec.structs.replace(
+            cursor,
             next_offset=frontier(cursor),
+            settled=b"",
             attempts={offset: made for offset, made in cursor.attempts.items() if offset in claimed},
-            generation=cursor.generation,
-            number=cursor.number,
-            partition=self.shard.partition,
-            policy=self.member.policy,
-            rows=[row_of(row) for row in rows],
-            clean=clean,
-            head=head,
-            now=self.now(),
-            rate=self.member.rate,
-            berth=self.berth,
-            claimed=claimed,
         )
+        return super()._make_engine(mine, rows, head, clean=clean, berth=self.berth, claimed=claimed, **of_its_own)
 
 
 class Pool(Crew):

@@ -64,8 +64,7 @@ RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 5.0
 
 
-def row_of(waiting: Waiting) -> Row:
-    """Return a row as the engine sees it."""
+def _row(waiting: Waiting) -> Row:
     return Row(*waiting[1:], slot=waiting.shard.slot)
 
 
@@ -237,7 +236,7 @@ class Seat:
         self.tell(HeadMoved(head))
         return True
 
-    def _make_engine(self, cursor: Cursor, rows: list[Waiting], head: int, *, clean: bool) -> Engine:
+    def _make_engine(self, cursor: Cursor, rows: list[Waiting], head: int, *, clean: bool, **of_its_own: Any) -> Engine:
         return Engine(
             next_offset=cursor.next_offset,
             settled=cursor.settled,
@@ -246,12 +245,13 @@ class Seat:
             number=cursor.number,
             partition=self.shard.partition,
             policy=self.member.policy,
-            rows=[row_of(row) for row in rows],
+            rows=[_row(row) for row in rows],
             clean=clean,
             head=head,
             now=self.now(),
             rate=self.member.rate,
             slots=self.slots,
+            **of_its_own,
         )
 
     async def _acquire(self) -> Lease | None:
@@ -444,4 +444,4 @@ class Seat:
         if cursor.generation != engine.progress.generation:
             self.lose(f"it was moved to offset {cursor.next_offset}")
             return
-        self.tell(RowsSeen(tuple(row_of(row) for row in rows if row.replay)))
+        self.tell(RowsSeen(tuple(_row(row) for row in rows if row.replay)))
