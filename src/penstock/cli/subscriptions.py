@@ -75,7 +75,7 @@ TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's nam
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription's name.")]
 Mode = Annotated[
     Literal["key_shared", "shared", "exclusive", "failover"],
-    typer.Option(help="Many consumers, by key or without an order; one; or one with others that stand by."),
+    typer.Option(help="Many consumers, by key or in no order; one; or one and standbys."),
 ]
 NewMode = Annotated[
     Literal["key_shared", "shared", "exclusive", "failover"] | None,
@@ -404,7 +404,10 @@ def change(  # the same
     protect: Protect = None,
     mode: NewMode = None,
 ) -> None:
-    """Change the policy of a subscription, also while it is consumed; or its mode, while it is not."""
+    """Change the policy of a subscription, also while it is consumed.
+
+    Its mode can be changed while nobody consumes it.
+    """
     from penstock.clock import SystemClock
     from penstock.runtime.modes import change_mode
     from penstock.runtime.subscriptions import ensure

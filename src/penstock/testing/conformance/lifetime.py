@@ -93,6 +93,7 @@ def calls(store: Store, topic: TopicInfo) -> dict[str, Callable[[], object]]:
         "ParkedRows.purge": lambda: parked.purge(rows),
         "Leases.acquire": lambda: leases.acquire("another", "a", 10),
         "Leases.acquire_some": lambda: leases.acquire_some(["some"], "a", 1, under=lease),
+        "Leases.release_some": lambda: leases.release_some([lease]),
         "Leases.held": lambda: leases.held(""),
         "Leases.revision": leases.revision,
         "Leases.renew": lambda: leases.renew([lease], 10),
