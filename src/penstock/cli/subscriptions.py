@@ -281,7 +281,10 @@ def _partitions(store: Store, info: TopicInfo, name: str, lags: list[LagInfo]) -
 
 def holder(store: Store, info: TopicInfo, name: str, partition: int, *, slot: int = 0) -> Lease | None:
     """Return the lease of the consumer that has a partition now."""
-    return store.leases.holder(f"shard/{info.log_id}/{name}/{slot}/{partition}")
+    from penstock.rows import Shard
+    from penstock.runtime.subscriptions import shard_lease
+
+    return store.leases.holder(shard_lease(Shard(info.log_id, name, slot, partition)))
 
 
 def _print_subscription(document: dict[str, Any]) -> None:
@@ -458,7 +461,8 @@ def _differences(before: Subscription, after: Subscription) -> list[str]:
 def remove(context: typer.Context, topic: TopicName, name: Name, yes: Yes = False) -> None:
     """Delete a subscription with its progress and its dead letters."""
     from penstock.clock import SystemClock
-    from penstock.runtime.subscriptions import lag, members_prefix
+    from penstock.runtime.modes import consumers_of
+    from penstock.runtime.subscriptions import lag
 
     with context.ensure_object(Session).open_store() as (store, _):
         info = find_topic(store, topic)
@@ -469,9 +473,7 @@ def remove(context: typer.Context, topic: TopicName, name: Name, yes: Yes = Fals
             say(f"subscription {name!r} of topic {topic!r} is deleted")
             return
         document = document_of(info, subscription, lag(store, info, subscription, SystemClock().time_us()))
-        leases = [holder(store, info, name, each.number) for each in info.partitions]
-        leases += store.leases.held(members_prefix(info.log_id, name))
-    owners = sorted({shown_text(lease.owner) for lease in leases if lease is not None})
+        owners = [shown_text(owner) for owner in consumers_of(store, info, name)]
     print_table(
         ("topic", "subscription", "mode", "not settled", "retries that wait", "dead letters", "consumers"),
         [

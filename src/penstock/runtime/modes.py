@@ -21,6 +21,8 @@ from penstock.runtime.subscriptions import (
     SLOT,
     find,
     members_prefix,
+    shard_lease,
+    shard_of,
     shards_prefix,
     slots_prefix,
 )
@@ -35,8 +37,16 @@ FIRST_BERTH: Final = 1
 
 def consumers_of(store: Store, topic: TopicInfo, name: str) -> list[str]:
     """Return who consumes a subscription now, in whichever mode."""
-    prefixes = (members_prefix(topic.log_id, name), shards_prefix(topic.log_id, name), slots_prefix(topic.log_id, name))
-    return sorted({lease.owner for prefix in prefixes for lease in store.leases.held(prefix)})
+    held, log_id = store.leases.held, topic.log_id
+    whole = [lease for each in topic.partitions if (lease := store.leases.holder(_whole(topic, name, each.number)))]
+    named = held(members_prefix(log_id, name)) + whole
+    # A process may have something of it for a moment longer than a consumer.
+    left = held(slots_prefix(log_id, name)) + held(shards_prefix(log_id, name))
+    return sorted({lease.owner for lease in named or left})
+
+
+def _whole(topic: TopicInfo, name: str, partition: int) -> str:
+    return shard_lease(shard_of(topic, name, partition))
 
 
 def change_mode(store: Store, topic: TopicInfo, name: str, mode: str) -> Subscription:
