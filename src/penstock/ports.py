@@ -177,7 +177,8 @@ class Cursors(Protocol):
     def commit(self, commits: Sequence[Commit]) -> list[StoreError | None]:
         """Write each commit as a whole; together they cost one sync. One answer per commit.
 
-        What was settled beside other owners is added to the cursor as `penstock.settling.settle` says.
+        What was settled beside other owners is added to the cursor as `penstock.settling.settle` says, and what is
+        claimed with it.
 
         A refused commit is answered with its error, nothing of it is written, and the others go on:
         `Fenced` for a stale epoch of any of its leases, `StaleCursor` for a cursor that would move back within its

@@ -113,7 +113,10 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(NamedTuple):
-    """A part of a subscription that has a cursor of its own."""
+    """A part of a subscription that has one owner at a time: a partition, or a slot or berth of one.
+
+    There is one cursor for each partition, that of slot 0.
+    """
 
     log_id: str
     subscription: str
@@ -162,7 +165,10 @@ class Parked(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     state: ParkedState
     lane: int
-    """The hash of its key as a signed number of 64 bits, or its partition's number if it has none."""
+    """The hash of its key as a signed number of 64 bits, or its partition's number if it has none.
+
+    In mode `shared`, where every event is a lane of its own, its offset.
+    """
     event: Event
     due_at: int = 0
     """When a waiting one is to be delivered, in microseconds."""

@@ -21,7 +21,8 @@ QUICK_SECONDS: Final = 0.05
 SLOW_SECONDS: Final = 0.2
 """… and what lasts longer than this was too much."""
 AHEAD_MAX: Final = 240_000
-"""A round number, as are those that logs are mostly written and read by: a block that a claim divides is read twice."""
+"""So many are claimed at a time, at most. A round number, as are those that logs are mostly written and read by: what a
+claim divides is read twice."""
 
 
 class Claims:
@@ -44,11 +45,6 @@ class Claims:
         """Others have given something back."""
         self._dry = False
         """The last wish was not fulfilled, though the log is longer: there is nothing to claim before it has grown."""
-
-    @property
-    def end(self) -> int:
-        """Where the last of its claims that are not read yet ends; 0 if there is none."""
-        return self._unread[-1].stop if self._unread else 0
 
     @property
     def free(self) -> bool:

@@ -8,6 +8,7 @@ claims); every crew is *balanced* when it begins, and whenever somebody comes, g
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.messages import ConsumerLeft
@@ -80,7 +81,7 @@ class Place(Waiter):
         await self.crew.flush()
 
 
-class Crew(Member):
+class Crew(Member, ABC):
     """The consumers of a subscription in this process."""
 
     def __init__(self, dispatcher: Dispatcher, topic: TopicInfo, subscription: Subscription) -> None:
@@ -109,21 +110,21 @@ class Crew(Member):
 
     # --- what a kind of crew does in its own way ----------------------------------------------
 
+    @abstractmethod
     def take_for(self, place: Place, events_max: int, bytes_max: int, *, singly: bool) -> tuple[Seat, Deliver] | None:
         """Return the next events for the consumer that asks."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _balance(self) -> None:
         """Have what is to be had; all consumers have their leases."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _give_all_back(self) -> None:
         """Give back whatever it has; nobody balances it meanwhile."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _lose_all(self, why: str) -> None:
         """Have nothing any more."""
-        raise NotImplementedError
 
     def tend(self) -> None:
         """Look after what only time brings; called again and again."""

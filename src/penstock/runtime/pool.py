@@ -265,8 +265,7 @@ class Pool(Crew):
 
     async def _have(self, seat: Seat) -> bool:
         """Load a seat; False if somebody else has it, and then it is none of ours."""
-        known = seat in self.seats
-        if not known:
+        if seat not in self.seats:
             self.seats = [*self.seats, seat]
         if not await seat.take():
             self._forget_seats({seat})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from penstock.engine.pages import GONE, HELD, READY, Some
 from penstock.engine.reading import Reading
@@ -130,6 +129,6 @@ def attempts_are_given_back_as_none() -> AbstractContextManager[None]:
                 offsets = rows + page.start
                 self.pages.move(Some(page, rows), GONE)
                 self.progress.free(offsets)
-                self.progress._forget_attempts(np.asarray(offsets))  # noqa: SLF001 - it is planted there
+                self.progress._forget_attempts(offsets)  # noqa: SLF001 - it is planted there
 
     return changed(Work, shed=shed)
