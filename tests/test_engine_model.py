@@ -409,4 +409,5 @@ def run(seed: int, steps: int = 120) -> Model:
 @pytest.mark.parametrize("seed", range(40))
 def test_every_promise_holds_whatever_a_shard_is_told(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "GONE_WINDOWS", seed % 3 / 10)
+    monkeypatch.setattr(pages, "RUN_MIN", [1, 2, 512][seed % 3])
     run(seed)

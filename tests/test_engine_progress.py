@@ -189,7 +189,34 @@ def test_latencies_are_those_of_every_single_event_whatever_was_appended_togethe
     assert list(step.latencies) == wanted
 
 
+def test_what_was_appended_at_about_one_time_is_counted_together_and_nothing_else_is() -> None:
+    progress = Progress(next_offset=0, settled=b"", attempts={}, generation=0, number=0)
+    assert progress.note_latency_of_all(7, (WALL_US - 1_000, WALL_US - 600), WALL_US)
+    assert not progress.note_latency_of_all(7, (WALL_US - 1_100, WALL_US - 600), WALL_US)
+    progress.settle(Outcome.ACKED, Range(0, 7))
+    step = progress.take()
+    assert step is not None
+    assert {took: count for took, count in enumerate(step.latencies) if count} == {10: 7}
+
+
 # --- memory -----------------------------------------------------------------------------------
+
+
+def test_a_batch_with_few_events_missing_is_handed_over_as_long_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "RUN_MIN", 4)
+    world = World()
+    world.publish(*keyed(*range(100, 112)))
+    assert world.ask() == list(range(12))
+    world.nack(4, delay=60)
+    world.leave()  # all but one are ready again
+    assert world.ask() == [0, 1, 2, 3, *range(5, 12)]
+    assert [piece.offsets for piece in world.delivered[-1].pieces] == [Range(0, 4), Range(5, 12)]
+    monkeypatch.setattr(pages, "RUN_MIN", 6)
+    world.leave()
+    assert world.ask() == [0, 1, 2, 3, *range(5, 12)]
+    assert [type(piece.offsets) for piece in world.delivered[-1].pieces] == [np.ndarray]
+    world.leave()
+    assert sorted(world.drain()) == [0, 1, 2, 3, *range(5, 12)]
 
 
 def test_a_page_that_few_events_keep_alive_is_narrowed_to_them_if_it_keeps_much(

@@ -390,6 +390,15 @@ class BitmapAgainstSet(RuleBasedStateMachine):
             with pytest.raises(WindowFull):
                 self.bitmap.set_many(int64(values))
 
+    @rule(distances=st.sets(st.integers(0, LIMIT), max_size=20))
+    def set_new(self, distances: set[int]) -> None:
+        values = sorted({self.start + distance for distance in distances} - self.settled)
+        if self.settle(set_of(values)):
+            self.bitmap.set_new(int64(values))
+        else:
+            with pytest.raises(WindowFull):
+                self.bitmap.set_new(int64(values))
+
     @rule()
     def advance(self) -> None:
         while self.start in self.settled:

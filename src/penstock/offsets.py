@@ -445,6 +445,16 @@ class Bitmap:
         cells[ahead - low] = True
         self._count += int(np.count_nonzero(cells))
 
+    def set_new(self, offsets: NDArray[np.int64]) -> None:
+        """Settle these offsets, which ascend, and none of which is settled: the same as `set_many`, and faster."""
+        if not len(offsets):
+            return
+        high = int(offsets[-1])
+        if high >= self._reach:
+            self._extend(high)
+        self._cells[offsets - self._base] = True
+        self._count += len(offsets)
+
     def _extend(self, offset: int) -> None:
         if not self.room(offset):
             raise WindowFull(offset, self._start, self._limit)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from penstock.engine.pages import HELD, PARKED, READY
 from penstock.engine.timers import Timers
 from penstock.offsets import Range
@@ -322,8 +324,12 @@ class Aside:
         return found if hand is None else [waiting for waiting in found if waiting.hand == hand]
 
     def had(self, offsets: Offsets) -> list[Waiting]:
-        """Return those of these rows that were handed over."""
-        if not self._had:
+        """Return those of these rows, which are ascending, that were handed over."""
+        if not self._had or not len(offsets):
             return []
-        wanted = offsets if isinstance(offsets, Range) else frozenset(offsets.tolist())
-        return [self._rows[offset] for offset in sorted(self._had) if offset in wanted]
+        had = sorted(self._had)
+        if isinstance(offsets, Range):
+            return [self._rows[offset] for offset in had if offset in offsets]
+        # As a rule these are few, and the others many.
+        places = np.minimum(np.searchsorted(offsets, had), len(offsets) - 1)
+        return [self._rows[offset] for offset, at in zip(had, offsets[places].tolist(), strict=True) if offset == at]

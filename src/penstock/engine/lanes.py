@@ -128,14 +128,17 @@ class Lanes:
             if barred is not None or delayed or self._aside:
                 rows = self._of_free_lanes(page, rows, barred, delayed)
             free = Some(page, rows)
+            if not free.size:
+                continue
+            if chosen:
+                bytes_max -= chosen[-1].nbytes  # not sooner: as a rule one page is enough, and nobody has to know
             some = _limited(free, events_max, bytes_max, first=first and not chosen)
             if some.size:
                 chosen.append(some)
             if some.size < free.size:
                 break  # what comes next might be small enough, but it would overtake
             events_max -= some.size
-            bytes_max -= page.nbytes_of(some.rows)
-        return chosen
+        return [run for some in chosen for run in some.in_runs()]
 
     def _of_free_lanes(
         self, page: Page, rows: Rows, barred: NDArray[np.int64] | None, delayed: Mapping[int, int]
@@ -249,7 +252,7 @@ def _limited(some: Some, events_max: int, bytes_max: int, *, first: bool) -> Som
     """Cut to what may be handed over; the first event may be, however large it is."""
     page, rows = some
     count = min(some.size, events_max)
-    if count == page.size and page.nbytes <= bytes_max:
+    if count == some.size and page.nbytes <= bytes_max:
         return some
     if count:
         count = int(np.searchsorted(np.cumsum(page.sizes[rows][:count]), bytes_max, side="right"))
@@ -302,14 +305,17 @@ class Unordered:
                 rows = Some(page, rows).indexes
                 rows = rows[rows < until - page.start]
             free = Some(page, rows)
+            if not free.size:
+                continue
+            if chosen:
+                bytes_max -= chosen[-1].nbytes
             some = _limited(free, events_max, bytes_max, first=first and not chosen)
             if some.size:
                 chosen.append(some)
             if some.size < free.size:
                 break
             events_max -= some.size
-            bytes_max -= page.nbytes_of(some.rows)
-        return chosen
+        return [run for some in chosen for run in some.in_runs()]
 
     def bars(self, _lanes: Iterable[int]) -> dict[int, int]:
         """Return from which offset on parked events have to wait for what is in memory: from none."""

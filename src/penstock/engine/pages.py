@@ -7,6 +7,7 @@ more. Those that a few slow events keep alive are narrowed to them, so that they
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
@@ -37,6 +38,9 @@ before that, and to narrow one copies each event that is left."""
 JOINED_EVENTS_MAX: Final = 1_024
 JOINED_BYTES_MAX: Final = 1 << 18
 """Chunks are joined to a page of at most this size: small, because it keeps all of them in memory until it goes."""
+
+RUN_MIN: Final = 512
+"""Rows of at least so many that follow each other, on the average, are better handled as slices."""
 
 Rows: TypeAlias = "slice | NDArray[np.int64]"
 
@@ -70,6 +74,22 @@ class Some(NamedTuple):
         """The rows one by one."""
         return _indexes(self.rows)
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they are."""
+        return self.page.nbytes_of(self.rows)
+
+    def in_runs(self) -> list[Some]:
+        """Return the same as a few long slices, if it is that: each costs much less than its rows one by one."""
+        rows = self.rows
+        if isinstance(rows, slice) or len(rows) < RUN_MIN:
+            return [self]
+        ends = np.flatnonzero(rows[1:] != rows[:-1] + 1)
+        if (len(ends) + 1) * RUN_MIN > len(rows):
+            return [self]
+        edges = [0, *(ends + 1).tolist(), len(rows)]
+        return [Some(self.page, slice(int(rows[a]), int(rows[b - 1]) + 1)) for a, b in itertools.pairwise(edges)]
+
 
 class Part(NamedTuple):
     """Some rows of one chunk, counted from its start."""
@@ -93,6 +113,7 @@ class Page:
 
     __slots__ = (
         "_appended_at",
+        "_appended_between",
         "_expiries",
         "_lanes",
         "_sizes",
@@ -136,6 +157,7 @@ class Page:
         self._slots: NDArray[np.int64] | None = None
         self._sizes: NDArray[np.int64] | None = None
         self._appended_at: NDArray[np.int64] | None = None
+        self._appended_between: tuple[int, int] | None = None
         self._expiries: NDArray[np.int64] | None = None
 
     @property
@@ -174,6 +196,7 @@ class Page:
             self._slots = np.concatenate((self._slots, chunk.slots(self.slot)))
         if self._sizes is not None:
             self._sizes = np.concatenate((self._sizes, chunk.sizes()))
+        self._appended_between = None
         if self._appended_at is not None:
             self._appended_at = np.concatenate((self._appended_at, chunk.appended_at))
         if self._expiries is not None:
@@ -206,6 +229,13 @@ class Page:
         if self._appended_at is None:
             self._appended_at = _joined([chunk.appended_at for chunk in self.chunks])
         return self._appended_at
+
+    @property
+    def appended_between(self) -> tuple[int, int]:
+        """When the first of them was appended, and when the last."""
+        if self._appended_between is None:
+            self._appended_between = int(self.appended_at.min()), int(self.appended_at.max())
+        return self._appended_between
 
     @property
     def expiries(self) -> NDArray[np.int64]:

@@ -96,7 +96,7 @@ class Progress:
     # --- settling -----------------------------------------------------------------------------
 
     def settle(self, outcome: Outcome, offsets: Offsets) -> None:
-        """Let the cursor pass these: settled, or parked, in this way."""
+        """Let the cursor pass these, which it has not passed and which ascend: settled, or parked, in this way."""
         bitmap = self.bitmap
         if isinstance(offsets, Range):
             if offsets.start == bitmap.start and not bitmap.count:
@@ -105,7 +105,7 @@ class Progress:
                 bitmap.set_range(offsets)
             self._outcomes[outcome].add(offsets)
         else:
-            bitmap.set_many(offsets)
+            bitmap.set_new(offsets)
             if outcome is Outcome.ACKED:
                 self._acked_many.append(offsets)
             else:
@@ -186,13 +186,18 @@ class Progress:
         """Write the cursor with the next step though nothing was settled: its attempts have changed."""
         self._touched = True
 
+    def note_latency_of_all(self, count: int, between: tuple[int, int], wall_us: int) -> bool:
+        """Count how long so many took, if all that were appended between these times took as long."""
+        first, last = between
+        slowest = _bucket(wall_us - first)
+        if slowest != _bucket(wall_us - last):
+            return False
+        self._latencies[slowest] += count  # as a rule, the more so the further it is behind
+        return True
+
     def note_latency(self, appended_at: NDArray[np.int64], wall_us: int) -> None:
         """Count how long these took from their append to their ack."""
         if not len(appended_at):
-            return
-        slowest = _bucket(wall_us - int(appended_at.min()))
-        if slowest == _bucket(wall_us - int(appended_at.max())):  # as a rule, the more so the further it is behind
-            self._latencies[slowest] += len(appended_at)
             return
         # What was appended together has one time, so there are far fewer times than events.
         starts = np.flatnonzero(appended_at[1:] != appended_at[:-1]) + 1

@@ -476,7 +476,9 @@ class Work:
         if self._precounted:
             self._precounted.difference_update((some.indexes + page.start).tolist())
         self.progress.settle(outcome, some.offsets)
-        if outcome is Outcome.ACKED:
+        if outcome is Outcome.ACKED and not self.progress.note_latency_of_all(
+            some.size, page.appended_between, self.now.wall_us
+        ):
             self.progress.note_latency(page.appended_at[some.rows], self.now.wall_us)
         self.pages.move(some, GONE)
 

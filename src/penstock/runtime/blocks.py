@@ -98,7 +98,7 @@ def read_items(
 ) -> tuple[Chunk | Gap, ...]:
     """Read, and return chunks and gaps in their order; called in a thread.
 
-    If slots or lanes are going to be asked for they are found out here, where others go on meanwhile.
+    If slots (and then sizes) or lanes are going to be asked for they are found out here, where others go on meanwhile.
     """
     chunk = partial(_chunk, partition=partition.number, slotted=slotted, laned=laned)
     items: list[Chunk | Gap] = []
@@ -126,12 +126,13 @@ def _chunk(batches: list[Batch], *, partition: int, slotted: bool, laned: bool) 
     counts = [len(batch) for batch in batches]
     keyed = any(batch.has("key") for batch in batches)
     slots = _slots(batches) if slotted and keyed else None
+    sizes = _sizes(batches) if slotted and keyed else None
     lanes = lanes_of(batches, partition) if laned and keyed else None
     appended = np.array([batch.place.appended_at if batch.place else 0 for batch in batches], np.int64)
     return Chunk(
         Range(start, stop),
         nbytes=sum(batch.total_size for batch in batches),
-        sizes=partial(_sizes, batches),
+        sizes=partial(_sizes, batches) if sizes is None else lambda: sizes,
         lanes=(partial(lanes_of, batches, partition) if lanes is None else lambda: lanes) if keyed else None,
         slots=(partial(_slots, batches) if slots is None else lambda: slots) if keyed else None,
         expiries=expiries,

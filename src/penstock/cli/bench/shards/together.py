@@ -153,25 +153,25 @@ def _backlog(store: Store, runner: asyncio.Runner, sizes: Sizes, rounds: int) ->
     clean: list[float] = []
     poisoned: list[float] = []
     for _ in range(max(rounds, 1)):
-        clean.append(runner.run(drained(store, events, "key_shared", 1)))
-        poisoned.append(runner.run(_poisoned(store, events)))
+        clean.append(runner.run(_behind(store, events, poisoned=False)))
+        poisoned.append(runner.run(_behind(store, events, poisoned=True)))
     return Timing(median(poisoned), median(clean)).events_per_second("backlog", events, goal="ratio >= 0.8")
 
 
-async def _poisoned(store: Store, events: int) -> float:
-    """Let one consumer drain it, with a key whose first event fails: all that is behind it waits aside."""
+async def _behind(store: Store, events: int, *, poisoned: bool) -> float:
+    """Let one consumer drain it; with a poisoned key, whose first event fails, all that is behind it waits aside."""
     name, changes = f"s{next(_names)}", policy_changes(window_events=WINDOW_EVENTS, window_bytes=WINDOW_BYTES)
     async with consumers(store) as made, made.consumer(name, mode="key_shared", changes=changes) as consumer:
         with uncollected():
             began = time.perf_counter()
             async for batch in consumer.batches(max_events=BATCH_EVENTS):
-                first = batch.offsets[0]
-                if first == 0:  # the key of the very first event is the poisoned one
+                offsets = batch.offsets
+                if poisoned and offsets[0] == 0:  # the key of the very first event is the poisoned one
                     await batch.nack([0], delay=3600)
-                    await batch.ack(batch.offsets[1:].tolist())
+                    await batch.ack(offsets[1:].tolist())
                 else:
                     await batch.ack()
-                if batch.offsets[-1] >= events - 1:
+                if offsets[-1] >= events - 1:
                     break
             await consumer.flush()
             return time.perf_counter() - began
