@@ -50,7 +50,7 @@ docs: $(STAMP) ## build the documentation, warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 
 lock: $(STAMP) ## pin the newest versions anew: names, versions and hashes only
-	$(BIN)/uv pip compile -q pyproject.toml --group dev --extra cli --extra spark --universal --python-version 3.11 \
+	$(BIN)/uv pip compile -q pyproject.toml --group dev --extra cli --extra spark --extra metrics --extra otel --universal --python-version 3.11 \
 	  --generate-hashes --no-header --upgrade -o requirements.lock
 
 clean: ## remove .venv and everything built

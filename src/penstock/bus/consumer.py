@@ -133,6 +133,11 @@ class Delivery(_Hand, Generic[T]):
         return self.event.position
 
     @property
+    def subscription(self) -> str:
+        """The name of the subscription that it is delivered to."""
+        return self._seat.shard.subscription
+
+    @property
     def value(self) -> T:
         """The event as its class; `DecodeError` if its bytes do not fit, `FutureVersion` if it is too new."""
         return self._topic.decode(self.event)
