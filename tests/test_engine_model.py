@@ -168,14 +168,17 @@ class Model(World):
             self.life.holder.pop(offset, None)
         self.settle_down()
 
-    def do_nack(self, hand: int, offsets: Offsets, delay: float | None, *, retry: bool) -> None:
+    def do_nack(
+        self, hand: int, offsets: Offsets, delay: float | None, *, retry: bool = True, counted: bool = True
+    ) -> None:
         self.settle_down()
         mine = [offset for offset in {*offsets} if self.life.holder.get(offset) == hand]
-        self.tell(Nack(hand, offsets, delay_seconds=delay, retry=retry))
+        self.tell(Nack(hand, offsets, delay_seconds=delay, retry=retry, counted=counted))
         for offset in mine:
             assert self.state(offset).value != "held"
             del self.life.holder[offset]
-            self.life.failures[offset] = self.life.failures.get(offset, 0) + 1
+            self.life.failures[offset] = self.life.failures.get(offset, 0) + counted
+            assert counted or not retry or self.state(offset).value != "settled", f"{offset} was not to be blamed"
         self.settle_down()
 
     def do_give_back(self, hand: int, offsets: Offsets) -> None:
@@ -263,7 +266,7 @@ class Model(World):
                 self.do_ack(self.some_offsets())
             case "nack":
                 delay = chance.choice([None, None, 0.0, 1.0, 20.0])
-                self.do_nack(chance.choice(hands), self.some_offsets(), delay, retry=True)
+                self.do_nack(chance.choice(hands), self.some_offsets(), delay, counted=chance.random() < 0.7)
             case "reject":
                 self.do_nack(chance.choice(hands), self.some_offsets(), None, retry=False)
             case "give back":

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from penstock.bus.publisher import Prepared as Prepared
     from penstock.bus.publisher import Receipt as Receipt
     from penstock.bus.topic import Topic as Topic
+    from penstock.bus.verdicts import Reject as Reject
+    from penstock.bus.verdicts import RetryLater as RetryLater
     from penstock.engine.lag import LagInfo as LagInfo
     from penstock.events import Event as Event
     from penstock.events import event as event
@@ -45,6 +47,8 @@ _HOMES = {
     "Prepared": "penstock.bus.publisher",
     "Receipt": "penstock.bus.publisher",
     "Topic": "penstock.bus.topic",
+    "Reject": "penstock.bus.verdicts",
+    "RetryLater": "penstock.bus.verdicts",
     "LagInfo": "penstock.engine.lag",
     "Event": "penstock.events",
     "event": "penstock.events",

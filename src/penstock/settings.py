@@ -221,6 +221,12 @@ class DeliverySettings:
         unit="s",
         minimum=0,
     )
+    drain_seconds: float = setting(
+        30.0,
+        "How long handlers may take to end when their process is told to, before they are cancelled.",
+        unit="s",
+        minimum=0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

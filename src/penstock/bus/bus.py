@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
@@ -27,6 +28,8 @@ from penstock.bus.directory import TopicDirectory
 from penstock.bus.entrances import Entrances
 from penstock.bus.local import Local
 from penstock.bus.publisher import Prepared, Publisher, Receipt
+from penstock.bus.signals import caught
+from penstock.bus.subscribers import ConsumeOptions, Subscribers
 from penstock.bus.topic import EventFields, Key, Topic
 from penstock.clock import Clock, SystemClock, datetime_to_us, us_to_datetime
 from penstock.errors import BusClosed, GapFound, InvalidEvent, UnknownTopic, UsageError
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from penstock.bus.consumer import Consumer
+    from penstock.bus.handlers import Subscriber
+    from penstock.bus.middleware import Middleware
     from penstock.engine.lag import LagInfo
     from penstock.engine.policy import Exhausted
     from penstock.ports import Backend, Store
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
     from penstock.runtime.subscriptions import Start
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 READ_BYTES = 1 << 20
 READ_EVENTS = 5_000
@@ -61,6 +67,7 @@ class Bus:
     * `url`: the store; None takes `PENSTOCK_URL`, then `penstock.toml`, then `file:./penstock-data`.
     * `topics`: created on opening if they do not exist.
     * `outbox`: the application's own SQLite file. What `stage` puts there is published while this bus is open.
+    * `middleware`: around every handler, the first one outermost; see `penstock.bus.middleware`.
     * `settings`: instead of reading the environment and `penstock.toml`.
     * `clock`, `store`: for tests. A store that is given stays open when the bus closes.
     """
@@ -71,6 +78,7 @@ class Bus:
         *,
         topics: Iterable[Topic[Any]] = (),
         outbox: str | os.PathLike[str] | None = None,
+        middleware: Iterable[Middleware] = (),
         settings: Settings | None = None,
         clock: Clock | None = None,
         store: Store | None = None,
@@ -86,6 +94,7 @@ class Bus:
         self._directory = TopicDirectory(self._declared, self._opened)
         self._entrances = Entrances(self._declared, self._clock, outbox)
         self._deliveries = Deliveries(self._directory, self._clock, self._opened)
+        self._subscribers = Subscribers(self._declare, self._consumer_of, self._clock, tuple(middleware))
         self._delayed_number = count()
         self._opening = asyncio.Lock()
         self._backend: Backend | None = None
@@ -109,6 +118,11 @@ class Bus:
 
     async def __aenter__(self) -> Self:
         await self._opened()
+        try:
+            await self._subscribers.start()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -116,8 +130,13 @@ class Bus:
     ) -> None:
         await self.close()
 
+    async def open(self) -> None:
+        """Open the bus without running its subscribers, for a process that only publishes; may be repeated."""
+        await self._opened()
+
     async def close(self) -> None:
-        """Let every publish under way end, then close; may be repeated."""
+        """Let handlers and every publish under way end, then close; may be repeated."""
+        await self._subscribers.stop()
         async with self._opening:
             was, self._state = self._state, "closed"
             self._directory.forget()
@@ -161,6 +180,7 @@ class Bus:
             url = settings.url if self._given_url is None else self._given_url
             self._backend = Local(url, settings=settings, clock=self._clock, store=self._store)
             self._deliveries.lease_seconds = settings.delivery.lease_seconds
+            self._subscribers.drain_seconds = settings.delivery.drain_seconds
             self._publisher_ = Publisher(self._backend, self._directory, settings.limits, self._clock)
         return self._backend
 
@@ -169,6 +189,70 @@ class Bus:
         self._make_backend()
         assert self._publisher_ is not None
         return self._publisher_
+
+    # --- running -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run the subscribers until SIGTERM or SIGINT; then let every handler end, and close.
+
+        What was not begun goes back, and no attempt is counted. A second signal ends handlers at once. If one of the
+        subscribers can go on no more, since its topic was deleted for example, all end, and its error is raised.
+        """
+        if not self._subscribers.declared:
+            raise UsageError("this bus has nothing to run: declare handlers with @bus.subscriber(topic, name)")
+        with caught() as ending:
+            async with self:
+                await self._subscribers.run_until(ending)
+
+    @asynccontextmanager
+    async def lifespan(self, _app: object = None) -> AsyncIterator[None]:
+        """Run the subscribers while a web application runs: `FastAPI(lifespan=bus.lifespan)`, or Starlette's."""
+        async with self:
+            yield
+
+    def subscriber(
+        self,
+        topic: Topic[T] | str,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        ack: Literal["auto", "manual"] | None = None,
+        ignore_others: bool | None = None,
+        middleware: Iterable[Middleware] | None = None,
+        **options: Unpack[ConsumeOptions],
+    ) -> Callable[[F], F]:
+        """Declare a handler of the subscription `name`; its function is returned as it is.
+
+        * The handler's first parameter is the event, of the class that it is annotated with; a second one is its
+          `Delivery`. `async def` runs in the event loop, `def` in threads. Returning is done; raising is failed, and
+          tried again as `retry` says; `Reject` makes a dead letter at once; `RetryLater` decides when.
+        * Several handlers of one subscription each take the classes they are annotated with. A class of the topic
+          without a handler is an error at the start, unless `ignore_others` lets its events be dropped.
+        * `concurrency`: so many handlers run at a time, 16 unless said; events of one key one after the other.
+        * `ack`: `manual` leaves it to the handler to say `await delivery.ack()`, perhaps after it has returned.
+        * `middleware`: around its handlers, inside of the bus's.
+        * All other options are those of `consume`. Handlers of one subscription say them once.
+        """
+        return self._subscribers.declare(
+            topic, name, options,
+            concurrency=concurrency, ack=ack, ignore_others=ignore_others,
+            middleware=None if middleware is None else tuple(middleware),
+        )  # fmt: skip
+
+    def _declare(self, topic: Topic[T] | str) -> Topic[Any]:
+        """Return the topic that is meant; one that was not declared with the bus is from now on."""
+        if isinstance(topic, str):
+            return self._declared_topic(topic)
+        self._check_not_closed()
+        known = self._declared.get(topic.name)
+        if known is None and self._state == "new":
+            known = self._declared[topic.name] = topic
+        if known is not topic:
+            raise UsageError(f"topic {topic.name!r} is declared twice; declare it once, with all its classes")
+        return topic
+
+    def _consumer_of(self, subscriber: Subscriber) -> Consumer[Any]:
+        return self.consume(subscriber.topic, subscriber.name, **subscriber.options)
 
     # --- publishing --------------------------------------------------------------------------
 

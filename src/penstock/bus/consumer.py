@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from penstock.clock import seconds
 from penstock.engine.messages import Ack, Extend, Failure, GiveBack, Nack, Started
+from penstock.engine.states import Outcome
 from penstock.errors import BusClosed, StaleDelivery, UsageError
 from penstock.offsets import Position, Range
 
@@ -48,12 +49,14 @@ BATCH_BYTES_MAX = 8 << 20
 class _Hand:
     """What was handed over at once, and how to say what became of it."""
 
-    __slots__ = ("_engine", "_number", "_seat")
+    __slots__ = ("_engine", "_number", "_seat", "said")
 
     def __init__(self, seat: Seat, engine: Engine, number: int) -> None:
         self._seat = seat
         self._engine = engine
         self._number = number
+        self.said = False
+        """Whether anything was said of it: done, failed or rejected."""
 
     @property
     def stale(self) -> bool:
@@ -66,6 +69,10 @@ class _Hand:
             raise StaleDelivery(str(seat), seat.lost_because or "this consumer is closed")
         self._seat.tell(told)
 
+    def _say(self, told: Ack | Nack) -> None:
+        self.said = True
+        self._tell(told)
+
     def _start(self) -> None:
         if self._engine.policy.timeout_seconds is not None and not self.stale:
             self._seat.tell(Started(self._number))
@@ -75,25 +82,28 @@ class _Hand:
         self._tell(Extend(self._number, seconds(by, "the extension")))
 
     def _ack(self, offsets: Offsets) -> None:
-        self._tell(Ack(offsets))
+        self._say(Ack(offsets))
 
     def _nack(
         self,
         offsets: Offsets,
         delay: float | timedelta | None,
-        reason: str | BaseException,
+        reason: str | BaseException | Failure,
         *,
         retry: bool = True,
+        counted: bool = True,
     ) -> None:
         after = None if delay is None else seconds(delay, "the delay")
-        self._tell(Nack(self._number, offsets, _failure(reason), after, retry))
+        self._say(Nack(self._number, offsets, _failure(reason), after, retry, counted))
 
     def _give_back(self, offsets: Offsets) -> None:
         if not self.stale:
             self._seat.tell(GiveBack(self._number, offsets))
 
 
-def _failure(reason: str | BaseException) -> Failure:
+def _failure(reason: str | BaseException | Failure) -> Failure:
+    if isinstance(reason, Failure):
+        return reason
     if isinstance(reason, BaseException):
         return Failure(type(reason).__name__, str(reason))
     return Failure("", reason)
@@ -102,7 +112,7 @@ def _failure(reason: str | BaseException) -> Failure:
 class Delivery(_Hand, Generic[T]):
     """One event, handed over."""
 
-    __slots__ = ("_topic", "attempt", "event", "replay")
+    __slots__ = ("_topic", "attempt", "event", "keeper", "replay")
 
     def __init__(
         self,
@@ -117,6 +127,8 @@ class Delivery(_Hand, Generic[T]):
     ) -> None:
         super().__init__(seat, engine, number)
         self._topic = topic
+        self.keeper: Callable[[float], None] | None = None
+        """Who keeps its time, if the engine does not: called with so many seconds more."""
         self.event = event
         """The event as it is stored."""
         self.attempt = attempt
@@ -151,17 +163,85 @@ class Delivery(_Hand, Generic[T]):
     def _offsets(self) -> Range:
         return Range(self.event.offset, self.event.offset + 1)
 
+    async def extend(self, by: float | timedelta) -> None:
+        """Have so much more time, from now on, before it counts as failed; for policies with a `timeout`."""
+        if self.keeper is None:
+            await super().extend(by)
+        else:
+            self.keeper(seconds(by, "the extension"))
+
     async def ack(self) -> None:
         """Say that it is done."""
         self._ack(self._offsets)
 
-    async def nack(self, *, delay: float | timedelta | None = None, reason: str | BaseException = "") -> None:
-        """Say that it failed: it is tried again after `delay`, or the policy's backoff, as often as the policy says."""
-        self._nack(self._offsets, delay, reason)
+    def fail(
+        self,
+        reason: BaseException | Failure,
+        *,
+        delay: float | None = None,
+        retry: bool = True,
+        counted: bool = True,
+    ) -> None:
+        """Say that it failed; the same as `nack` and `reject`, for whoever is not in a coroutine."""
+        self._nack(self._offsets, delay, reason, retry=retry, counted=counted)
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """How long its handler may take, as the subscription's policy says now."""
+        return self._engine.policy.timeout_seconds
+
+    def discard(self) -> None:
+        """Say that nobody wants it: it is settled, and counted as discarded."""
+        self._say(Ack(self._offsets, Outcome.DISCARDED))
+
+    def give_back(self) -> None:
+        """Let others have it, or the next one who asks, as if nobody had begun it: no attempt is counted."""
+        self._give_back(self._offsets)
+
+    async def nack(
+        self,
+        *,
+        delay: float | timedelta | None = None,
+        reason: str | BaseException = "",
+        counted: bool = True,
+    ) -> None:
+        """Say that it failed: it is tried again after `delay`, or the policy's backoff, as often as the policy says.
+
+        An attempt that is not `counted` was not the event's fault, and does not bring it closer to its end.
+        """
+        self._nack(self._offsets, delay, reason, counted=counted)
 
     async def reject(self, reason: str | BaseException = "") -> None:
         """Say that no attempt can succeed: it becomes a dead letter at once."""
         self._nack(self._offsets, None, reason, retry=False)
+
+
+class Acks:
+    """Acks of single deliveries that gather until they are told, which costs much less than to tell each by itself."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[Seat, list[int]] = {}
+        self._engines: dict[Seat, Engine] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._offsets)
+
+    def add(self, delivery: Delivery[Any]) -> None:
+        """Take one."""
+        seat, engine = delivery._seat, delivery._engine  # noqa: SLF001 - a delivery is the consumer's own
+        delivery.said = True
+        if self._engines.setdefault(seat, engine) is not engine:
+            self.tell()  # the shard was loaded anew meanwhile
+            self._engines[seat] = engine
+        self._offsets.setdefault(seat, []).append(delivery.event.offset)
+
+    def tell(self) -> None:
+        """Tell them; those of shards that were lost meanwhile are others' to handle again."""
+        engines, self._engines = self._engines, {}
+        settled, self._offsets = self._offsets, {}
+        for seat, offsets in settled.items():
+            if seat.engine is engines[seat]:
+                seat.tell(Ack(Range(offsets[0], offsets[0] + 1) if len(offsets) == 1 else np.array(offsets, np.int64)))
 
 
 class DeliveredBatch(_Hand):
@@ -320,7 +400,7 @@ class Consumer(Generic[T]):
             if self._member is None:
                 self._topic = await self._find_topic()
                 self._member = await self._join()
-                self._member.give_back = self._return_queue
+                self._member.give_back = self.give_back
             return self._member
 
     async def close(self) -> None:
@@ -369,37 +449,49 @@ class Consumer(Generic[T]):
         return self._deliveries()
 
     async def _deliveries(self) -> AsyncIterator[Delivery[T]]:
-        member = await self._joined()
-        while await self._ready(member, singly=True):
-            delivery = self._queue.popleft()
-            if not member.present or delivery.stale:
-                continue  # it is somebody else's by now
-            delivery._start()  # noqa: SLF001 - a delivery is the consumer's own
-            yield delivery
+        while await self.prefetched():
+            delivery = self.taken()
+            if delivery is not None:
+                delivery._start()  # noqa: SLF001 - a delivery is the consumer's own
+                yield delivery
 
-    async def _ready(self, member: Member | Place, *, singly: bool) -> bool:
-        """Wait until a single event is there; False when this consumer was closed, or its bus."""
+    @property
+    def waiting(self) -> bool:
+        """Whether something was prefetched that nobody has taken."""
+        return bool(self._queue)
+
+    def taken(self) -> Delivery[T] | None:
+        """Return the first of those that were prefetched; None if there is none, or it is somebody else's by now."""
+        if not self._queue:
+            return None
+        delivery = self._queue.popleft()
+        return None if delivery.stale or self._member is None or not self._member.present else delivery
+
+    async def prefetched(self) -> bool:
+        """Wait until single events are there to be taken; False when this consumer was closed, or its bus."""
+        member = await self._joined()
         while not (self._closed or member.closed):
             if member.ended is not None:
                 raise member.ended
             if self._queue and self._queue[0]._engine.policy.paused:  # noqa: SLF001 - the same
-                self._return_queue()
+                self.give_back()
             if self._queue:
                 return True
             if member.breathless:
                 await member.breathe()
                 continue  # it may be closed by now
             member.settle_down()
-            taken = member.take(member.prefetch, SINGLE_BYTES_MAX, singly=singly)
+            taken = member.take(member.prefetch, SINGLE_BYTES_MAX, singly=True)
             if taken is None:
                 await member.wait()
             else:
                 self._queue.extend(self._singles(*taken))
         return False
 
-    def _return_queue(self) -> None:
+    def give_back(self) -> None:
+        """Let others have what was prefetched and not taken; no attempt is counted."""
         for delivery in self._queue:
-            delivery._give_back(delivery._offsets)  # noqa: SLF001 - the same
+            delivery.give_back()
         self._queue.clear()
 
     def _singles(self, seat: Seat, handed: Deliver) -> Iterator[Delivery[T]]:
@@ -423,7 +515,7 @@ class Consumer(Generic[T]):
         if max_events < 1 or max_bytes < 1:
             raise UsageError(f"a batch has at least one event and one byte, not {max_events} and {max_bytes}")
         member = await self._joined()
-        self._return_queue()
+        self.give_back()
         while not (self._closed or member.closed):
             if member.ended is not None:
                 raise member.ended

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from penstock.engine.states import Outcome
 from penstock.offsets import Gap, Range, RangeSet
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.engine.policy import Policy
-    from penstock.engine.states import Outcome
 
 Offsets: TypeAlias = "Range | NDArray[np.int64]"
 
@@ -149,6 +149,8 @@ class Ack:
     """These are done. Valid for everything that was handed over in this life, also late, also twice."""
 
     offsets: Offsets
+    outcome: Outcome = Outcome.ACKED
+    """Or `DISCARDED`: the consumer has no use for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,8 @@ class Nack:
     """Instead of the policy's backoff."""
     retry: bool = True
     """False: no attempt can succeed, so it is a dead letter at once, whatever the policy says of exhausted retries."""
+    counted: bool = True
+    """False: it is not the event's fault, so it is tried again however often, as if this attempt had not been made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,13 +96,15 @@ class Policy:
                 raise UsageError(f"a policy has no field {name!r}{did_you_mean(name, known)}")
         return replace(self, **changes)
 
-    def verdict(self, attempts: int, offset: int, *, delay: float | None, retry: bool) -> float | Exhausted:
+    def verdict(
+        self, attempts: int, offset: int, *, delay: float | None, retry: bool, counted: bool = True
+    ) -> float | Exhausted:
         """Return after how many seconds an event is tried again that failed so many times, or what is done instead."""
         if not retry:
             return "dead"
-        if attempts > self.max_retries:
+        if counted and attempts > self.max_retries:
             return self.exhausted
-        return self.backoff(attempts, offset) if delay is None else min(max(float(delay), 0.0), _SECONDS_MAX)
+        return self.backoff(max(attempts, 1), offset) if delay is None else min(max(float(delay), 0.0), _SECONDS_MAX)
 
     def backoff(self, attempts: int, salt: int) -> float:
         """Return how long to wait after so many failed attempts; `salt` makes the jitter differ between events."""

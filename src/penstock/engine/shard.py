@@ -540,7 +540,7 @@ class Shard:
     # --- what the consumer says ---------------------------------------------------------------
 
     def _on_ack(self, told: Ack) -> None:
-        self._work.ack(_ascending(told.offsets))
+        self._work.ack(_ascending(told.offsets), told.outcome)
 
     def _on_nack(self, told: Nack) -> None:
         self._work.nack(replace(told, offsets=_ascending(told.offsets)))

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.engine.aside import Aside
 from penstock.engine.deadlines import Deadlines
 from penstock.engine.lanes import Lanes, Unordered
-from penstock.engine.messages import NO_FAILURE, Deliver, Failure, Halted, Park, Piece, Row
+from penstock.engine.messages import NO_FAILURE, Deliver, Failure, Halted, Nack, Park, Piece, Row
 from penstock.engine.pages import DELAYED, GONE, HELD, READY, Page, Pages, Some
 from penstock.engine.policy import SHORT_DELAY_SECONDS
 from penstock.engine.share import SLOTS
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock.engine.aside import Waiting
-    from penstock.engine.messages import Ask, Chunk, Fetched, Nack, Now, Offsets
+    from penstock.engine.messages import Ask, Chunk, Fetched, Now, Offsets
     from penstock.engine.pages import Rows
     from penstock.engine.policy import Exhausted, Policy
     from penstock.engine.progress import Progress
@@ -243,10 +243,10 @@ class Work:
 
     # --- acks ---------------------------------------------------------------------------------
 
-    def ack(self, offsets: Offsets) -> None:
+    def ack(self, offsets: Offsets, outcome: Outcome = Outcome.ACKED) -> None:
         """Settle what was handed over in this life, whoever has it now; everything else is left as it is."""
         if len(offsets) == 1:
-            self._ack_one(offsets.start if isinstance(offsets, Range) else int(offsets[0]))
+            self._ack_one(offsets.start if isinstance(offsets, Range) else int(offsets[0]), outcome)
             return
         for some in self.pages.find(offsets):
             page, rows = some
@@ -256,26 +256,26 @@ class Work:
                 open_ = (page.state[rows] != GONE) & (page.hand[rows] > 0)
                 valid = some if open_.all() else Some(page, some.indexes[open_])
             if valid.size:
-                self._settle(valid, Outcome.ACKED)
+                self._settle(valid, outcome)
         for waiting in self.aside.had(offsets):
-            self._ack_row(waiting)
+            self._ack_row(waiting, outcome)
 
-    def _ack_one(self, offset: int) -> None:
+    def _ack_one(self, offset: int, outcome: Outcome) -> None:
         at = self.pages.at(offset)
         if at is not None:
             page, row = at
             if page.state[row] != GONE and page.hand[row] > 0:
-                self._settle_one(page, row, Outcome.ACKED)
+                self._settle_one(page, row, outcome)
                 return
         waiting = self.aside.get(offset)
         if waiting is not None and waiting.hand:
-            self._ack_row(waiting)
+            self._ack_row(waiting, outcome)
 
-    def _ack_row(self, waiting: Waiting) -> None:
+    def _ack_row(self, waiting: Waiting, outcome: Outcome) -> None:
         if waiting.fetched is None:
             self.aside.ack_late(waiting)
         else:
-            self.resolve(waiting, Outcome.ACKED)
+            self.resolve(waiting, outcome)
 
     # --- failures -----------------------------------------------------------------------------
 
@@ -284,27 +284,28 @@ class Work:
         for some in self.pages.find(told.offsets):
             page, rows = some
             mine = (page.state[rows] == HELD) & (page.hand[rows] == told.hand)
-            self._fail(Some(page, some.indexes[mine]), told.failure, told.delay_seconds, retry=told.retry)
+            self._fail(Some(page, some.indexes[mine]), told)
         for waiting in self.aside.had(told.offsets):
             if waiting.hand == told.hand and waiting.state == HELD:
-                self._fail_row(waiting, told.failure, told.delay_seconds, retry=told.retry)
+                self._fail_row(waiting, told)
 
     def time_out(self, hand: int) -> None:
         """Let fail what a hand holds: its time is over."""
         failure = Failure(TIMED_OUT, f"its handler took longer than {self.policy.timeout_seconds} s")
         for some in self.pages.held_by(hand):
-            self._fail(some, failure, None, retry=True)
+            self._fail(some, Nack(hand, some.offsets, failure))
         for waiting in self.aside.in_hand(hand):
-            self._fail_row(waiting, failure, None, retry=True)
+            self._fail_row(waiting, Nack(hand, Range(waiting.row.offset, waiting.row.offset + 1), failure))
 
-    def _fail(self, some: Some, failure: Failure, delay: float | None, *, retry: bool) -> None:
-        page, aside = some.page, self.aside
+    def _fail(self, some: Some, told: Nack) -> None:
+        page, aside, failure = some.page, self.aside, told.failure
         parked: dict[int, int] = {}
         room = self.room_aside
         self._touch(page, some.rows)
         for row in some.indexes.tolist():
             offset = page.start + row
-            verdict = self.policy.verdict(self._count(offset), offset, delay=delay, retry=retry)
+            attempts = self._count(offset) if told.counted else self._uncount(offset)
+            verdict = self._verdict(attempts, offset, told)
             if isinstance(verdict, str):
                 self._end(page, row, verdict, failure)
                 continue
@@ -328,6 +329,17 @@ class Work:
         self.progress.touch()
         return made
 
+    def _uncount(self, offset: int) -> int:
+        """Let the attempt not have been made, if it was counted when it began; returns how many there were."""
+        if offset in self._precounted:
+            self._precounted.discard(offset)
+            self.progress.attempts[offset] -= 1
+            self.progress.touch()
+        return self.progress.attempts.get(offset, 0)
+
+    def _verdict(self, attempts: int, offset: int, told: Nack) -> float | Exhausted:
+        return self.policy.verdict(attempts, offset, delay=told.delay_seconds, retry=told.retry, counted=told.counted)
+
     def _due_after(self, seconds: float) -> int:
         return self.now.wall_us + round(seconds * 1_000_000)
 
@@ -345,14 +357,15 @@ class Work:
                 self._write(page, {row: self.now.wall_us}, "dead", failure)
                 self._settle_one(page, row, Outcome.DEAD)
 
-    def _fail_row(self, waiting: Waiting, failure: Failure, delay: float | None, *, retry: bool) -> None:
-        row = waiting.row
-        attempts = row.attempts + (row.offset not in self._precounted)
+    def _fail_row(self, waiting: Waiting, told: Nack) -> None:
+        row, failure = waiting.row, told.failure
+        precounted = row.offset in self._precounted
+        attempts = row.attempts + (not precounted) if told.counted else row.attempts - precounted
         self._precounted.discard(row.offset)
         self.deadlines.let_go_of(waiting.hand)
         self.aside.take_back(waiting)
         waiting.row = row._replace(attempts=attempts)
-        verdict = self.policy.verdict(attempts, row.offset, delay=delay, retry=retry)
+        verdict = self._verdict(attempts, row.offset, told)
         if isinstance(verdict, str):
             self._end_row(waiting, verdict, failure)
             return
@@ -444,9 +457,7 @@ class Work:
         if self._precounted:
             self._touch(some.page, some.rows)
             for offset in self._precounted.intersection((some.indexes + some.page.start).tolist()):
-                self._precounted.discard(offset)
-                self.progress.attempts[offset] -= 1
-                self.progress.touch()
+                self._uncount(offset)
         # As if nobody had ever had it: an ack of it would be a mistake.
         some.page.hand[some.rows] = 0
         self.pages.move(some, READY)

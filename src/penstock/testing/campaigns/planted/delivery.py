@@ -149,10 +149,10 @@ def late_ack_ignored() -> AbstractContextManager[None]:
     """Take an ack only from whoever holds the event at this moment."""
     right = original(Work, "_ack_one")
 
-    def ack_one(self: Work, offset: int) -> None:
+    def ack_one(self: Work, offset: int, outcome: Outcome) -> None:
         at = self.pages.at(offset)
         if at is not None and at[0].state[at[1]] == HELD:
-            right(self, offset)
+            right(self, offset, outcome)
 
     return changed(Work, _ack_one=ack_one)
 
@@ -160,10 +160,10 @@ def late_ack_ignored() -> AbstractContextManager[None]:
 def ack_of_a_stranger() -> AbstractContextManager[None]:
     """Take an ack of an event that was never handed over."""
 
-    def ack_one(self: Work, offset: int) -> None:
+    def ack_one(self: Work, offset: int, outcome: Outcome) -> None:
         at = self.pages.at(offset)
         if at is not None and at[0].state[at[1]] != GONE:
-            self._settle_one(*at, Outcome.ACKED)
+            self._settle_one(*at, outcome)
 
     return changed(Work, _ack_one=ack_one)
 

@@ -1,0 +1,165 @@
+"""Handlers: the functions of an application that take events, and what their signatures say.
+
+`async def` handlers run in the event loop, `def` handlers in threads. The first parameter is the event, of the class
+that it is annotated with; a second one, or one that is annotated with `Delivery`, is its delivery. Several handlers of
+a subscriber share its events by their classes: each event goes to exactly one of them, and which one is known before
+the first event comes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+
+from penstock.bus.consumer import Delivery
+from penstock.errors import UsageError
+from penstock.events import check_name
+
+if TYPE_CHECKING:
+    from penstock.bus.middleware import Middleware
+    from penstock.bus.topic import Topic
+
+CONCURRENCY = 16
+CONCURRENCY_MAX = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function that takes events of some classes."""
+
+    function: Callable[..., Any]
+    name: str
+    classes: tuple[type, ...]
+    """Which of the topic's; none for a topic of `bytes`."""
+    in_loop: bool
+    """Whether it is a coroutine function; others run in threads."""
+    takes: tuple[bool, ...]
+    """For each parameter, whether it is the delivery."""
+
+    def arguments(self, value: Any, delivery: Delivery[Any]) -> list[Any]:
+        """Return what it is called with."""
+        return [delivery if is_delivery else value for is_delivery in self.takes]
+
+
+def handler_of(function: Callable[..., Any], topic: Topic[Any]) -> Handler:
+    """Read what a function's signature says; `UsageError` if it cannot be a handler of this topic."""
+    name = getattr(function, "__qualname__", None) or repr(function)
+    if not callable(function):
+        raise UsageError(f"a subscriber of topic {topic.name!r} is a function, not {function!r}")
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise UsageError(f"handler {name} yields; a handler takes one event and returns")
+    called = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
+    parameters = _parameters(function, name)
+    hints = _hints(function if inspect.isroutine(function) else called, name)
+    takes = tuple(_is_delivery(hints.get(each.name)) or index == 1 for index, each in enumerate(parameters))
+    if len(parameters) != len(set(takes)) or not parameters:
+        raise UsageError(
+            f"handler {name} takes {len(parameters)} parameters; it takes the event, or the event and its delivery"
+        )
+    annotated = [hints.get(each.name) for each, is_delivery in zip(parameters, takes, strict=True) if not is_delivery]
+    classes = _classes(annotated[0] if annotated else None, name, topic)
+    return Handler(function, name, classes, inspect.iscoroutinefunction(called), takes)
+
+
+def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+    """Return what has to be given, or may be given by position."""
+    wanted = []
+    for each in inspect.signature(function).parameters.values():
+        if each.kind in {each.VAR_POSITIONAL, each.VAR_KEYWORD}:
+            raise UsageError(
+                f"handler {name} takes *{each.name}; name what it takes: the event, and perhaps its delivery"
+            )
+        if each.default is not each.empty:
+            continue
+        if each.kind is each.KEYWORD_ONLY:
+            raise UsageError(f"handler {name} has a parameter {each.name!r} that nobody gives; a default helps")
+        wanted.append(each)
+    return wanted
+
+
+def _hints(function: Callable[..., Any], name: str) -> Mapping[str, Any]:
+    try:
+        return get_type_hints(function)
+    except NameError as error:
+        raise UsageError(
+            f"the annotations of handler {name} cannot be read: {error}; its classes must be known where it is "
+            f"defined, outside of `if TYPE_CHECKING` and of functions"
+        ) from None
+
+
+def _is_delivery(hint: Any) -> bool:
+    return hint is Delivery or get_origin(hint) is Delivery
+
+
+def _classes(hint: Any, name: str, topic: Topic[Any]) -> tuple[type, ...]:
+    """Return the classes of the topic that an annotation means."""
+    known = tuple(topic.types)
+    if hint is None or hint is Any or hint is object:
+        return known
+    wanted = get_args(hint) if get_origin(hint) in {Union, types.UnionType} else (hint,)
+    if not known:
+        if wanted != (bytes,):
+            raise UsageError(f"handler {name} takes {_named(hint)}, and topic {topic.name!r} has plain bytes")
+        return ()
+    found = []
+    for each in wanted:
+        meant = [cls for cls in known if isinstance(each, type) and issubclass(cls, each)]
+        if not meant:
+            names = ", ".join(cls.__name__ for cls in known)
+            raise UsageError(f"handler {name} takes {_named(each)}, and topic {topic.name!r} has {names}")
+        found += [cls for cls in meant if cls not in found]
+    return tuple(found)
+
+
+def _named(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+@dataclass(slots=True)
+class Subscriber:
+    """A subscription of a topic, and the handlers that an application has for it."""
+
+    topic: Topic[Any]
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    """What `Bus.consume` is given."""
+    concurrency: int = CONCURRENCY
+    manual: bool = False
+    """Whether its handlers ack by themselves."""
+    ignore_others: bool = False
+    middleware: tuple[Middleware, ...] = ()
+    handlers: list[Handler] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_name("subscription", self.name)
+        if type(self.concurrency) is not int or not 1 <= self.concurrency <= CONCURRENCY_MAX:
+            raise UsageError(f"{self}: concurrency is {self.concurrency!r}, it must be 1 to {CONCURRENCY_MAX:,}")
+
+    def __str__(self) -> str:
+        return f"subscriber {self.name!r} of topic {self.topic.name!r}"
+
+    def add(self, handler: Handler) -> None:
+        """Take one more handler."""
+        for other in self.handlers:
+            both = set(handler.classes) & set(other.classes)
+            if both or not handler.classes:
+                what = ", ".join(sorted(cls.__name__ for cls in both)) or "bytes"
+                raise UsageError(f"{self} has two handlers of {what}: {other.name} and {handler.name}")
+        self.handlers.append(handler)
+
+    def check(self) -> None:
+        """Raise `UsageError` if there is a class without a handler, unless that is meant."""
+        handled = {cls for handler in self.handlers for cls in handler.classes}
+        missing = sorted(cls.__name__ for cls in self.topic.types if cls not in handled)
+        if missing and not self.ignore_others:
+            raise UsageError(
+                f"{self} has no handler of {', '.join(missing)}: add one, or say ignore_others=True to drop them"
+            )
+
+    def by_type(self) -> dict[str, Handler]:
+        """Return the handler of each type of event; that of plain bytes is under the empty name."""
+        found = {self.topic.types[cls].name: handler for handler in self.handlers for cls in handler.classes}
+        return found if self.topic.types else {"": self.handlers[0]}

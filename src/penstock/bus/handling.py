@@ -1,0 +1,360 @@
+"""Handling: one subscriber at work: its consumer, and the workers that call its handlers.
+
+A worker takes an event and runs its handler to the end; as many do so at a time as the subscriber's concurrency says.
+Events of one lane never run at the same time: the consumer hands over the next one when the one before is settled.
+There is no task per event, and acks gather until the event loop runs, or until there is nothing to do without telling
+them: a handler that never waits costs little more than its call.
+
+What a handler raises decides what becomes of its event (`penstock.bus.verdicts`). One that runs for longer than the
+subscription's `timeout` is cancelled, and the event fails; one that cannot be cancelled, as no thread can be, keeps its
+lane, and the log says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.bus.consumer import Acks
+from penstock.bus.verdicts import Reject, RetryLater
+from penstock.bus.workers import Workers
+from penstock.engine.messages import Failure
+from penstock.engine.work import TIMED_OUT
+from penstock.errors import DecodeError, FutureVersion, StaleDelivery, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.bus.consumer import Consumer, Delivery
+    from penstock.bus.handlers import Handler, Subscriber
+    from penstock.bus.middleware import Middleware
+    from penstock.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+UPGRADE_SECONDS: Final = 60.0
+"""How often an event of a future version is tried again: until then its lane waits for an upgrade."""
+SLOW_SECONDS: Final = 60.0
+"""A handler that runs for longer is named in the log."""
+STUBBORN_SECONDS: Final = 5.0
+"""One that was cancelled, and runs on for so long, is named again."""
+
+
+class Undecodable(Exception):
+    """Raised to middleware when an event's bytes do not fit its class: it becomes a dead letter."""
+
+    def __init__(self, error: DecodeError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Worker:
+    """One of those who call the handlers of a subscriber."""
+
+    __slots__ = ("began", "deadline", "delivery", "handler", "overdue", "reported", "task")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.delivery: Delivery[Any] | None = None
+        """What it works on; None if it waits for something to do."""
+        self.handler: Handler | None = None
+        self.began = 0.0
+        self.deadline: float | None = None
+        self.overdue = False
+        """Whether it was cancelled because its time was over."""
+        self.reported = 0.0
+        """When the log last said that it takes long."""
+
+
+class Handling:
+    """A subscriber at work, from `start` to `stop`."""
+
+    def __init__(
+        self, subscriber: Subscriber, consumer: Consumer[Any], clock: Clock, middleware: tuple[Middleware, ...]
+    ) -> None:
+        self.subscriber = subscriber
+        self.consumer = consumer
+        self._clock = clock
+        self._middleware = (*middleware, *subscriber.middleware)
+        self._handlers = subscriber.by_type()
+        self._topic = subscriber.topic
+        self._threads: Workers | None = None
+        if not all(handler.in_loop for handler in subscriber.handlers):
+            self._threads = Workers(subscriber.concurrency, f"penstock-{subscriber.name}")
+        self._acks = Acks()
+        self.workers: set[Worker] = set()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._asking = False
+        self._tending = False
+        self._stopping = False
+        self._surprised: set[Handler] = set()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Set if it can go on no more, with the reason."""
+
+    def __str__(self) -> str:
+        return str(self.subscriber)
+
+    @property
+    def busy(self) -> list[Worker]:
+        """The workers that have a handler running."""
+        return [worker for worker in self.workers if worker.delivery is not None]
+
+    # --- coming and going ---------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the subscription, and begin."""
+        await self.consumer.__aenter__()
+        self._hire()
+
+    async def drain(self) -> None:
+        """Begin nothing more, give back what was not begun, and return when every handler that runs has ended."""
+        self._stopping = True
+        self.consumer.give_back()
+        tasks = [worker.task for worker in self.workers if worker.task is not None]
+        for worker in self.workers:
+            if worker.delivery is None and worker.task is not None:
+                worker.task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def stop(self) -> None:
+        """End what still runs, give it back, write what was settled, and leave; may be repeated."""
+        self._stopping = True
+        tasks = [worker.task for worker in self.workers if worker.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._acks.tell()
+        await self.consumer.close()
+        if self._threads is not None:
+            self._threads.stop()
+        if not self.failed.done():
+            self.failed.cancel()
+
+    def _hire(self) -> None:
+        worker = Worker()
+        self.workers.add(worker)
+        worker.task = asyncio.get_running_loop().create_task(self._work(worker), name=f"penstock {self}")
+        worker.task.add_done_callback(partial(self._gone, worker))
+
+    def _gone(self, worker: Worker, task: asyncio.Task[None]) -> None:
+        self.workers.discard(worker)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.failed.done():
+            self.failed.set_exception(error)
+
+    # --- taking -------------------------------------------------------------------------------
+
+    async def _work(self, worker: Worker) -> None:
+        while not self._stopping:
+            delivery = self.consumer.taken()
+            if delivery is None:
+                if not await self._wait():
+                    return
+                continue
+            if not self._tending:
+                self._tending = True
+                asyncio.get_running_loop().call_soon(self._tend)
+            await self._attempt(worker, delivery)
+
+    async def _wait(self) -> bool:
+        """Return when there may be something to take; False if there will never be."""
+        if self._asking:
+            idle = asyncio.get_running_loop().create_future()
+            self._idle.append(idle)
+            try:
+                await idle
+            finally:
+                if idle in self._idle:
+                    self._idle.remove(idle)
+            return True
+        self._asking = True
+        try:
+            self._acks.tell()  # what they free may be the next to do
+            return await self.consumer.prefetched()
+        finally:
+            self._asking = False
+            self._wake()  # whoever is woken asks, should this one have taken the last
+
+    def _tend(self) -> None:
+        """Tell what was done, and let another worker begin if there is something for it; called by the event loop."""
+        self._tending = False
+        self._acks.tell()
+        if not self._stopping and (not self._asking or self.consumer.waiting):
+            self._wake()
+
+    def _wake(self) -> None:
+        while self._idle:
+            idle = self._idle.popleft()
+            if not idle.done():
+                idle.set_result(None)
+                return
+        if len(self.workers) < self.subscriber.concurrency and not self._stopping:
+            self._hire()
+
+    # --- one event ----------------------------------------------------------------------------
+
+    async def _attempt(self, worker: Worker, delivery: Delivery[Any]) -> None:
+        """Let an event be handled, and say what became of it."""
+        handler = self._handlers.get(delivery.event.type or "" if self._topic.types else "")
+        if handler is None and self.subscriber.ignore_others:
+            self._say(delivery.discard)
+            return
+        self._begin(worker, handler, delivery)
+        try:
+            if self._middleware:
+                await self._around(0, handler, delivery)
+            else:
+                await self._call(handler, delivery)
+        except asyncio.CancelledError as error:
+            if self._is_overdue(worker):
+                self._say(partial(delivery.fail, self._timeout(worker)))
+            elif worker.task is not None and worker.task.cancelling():
+                delivery.give_back()  # it is this process that ends; the event has done nothing wrong
+                raise
+            else:
+                self._say(partial(delivery.fail, error))  # something that the handler waited for was cancelled
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is its verdict
+            self._is_overdue(worker)
+            self._say(partial(self._failed, delivery, error))
+        else:
+            self._is_overdue(worker)
+            if not (delivery.said or self.subscriber.manual):
+                self._acks.add(delivery)
+        finally:
+            worker.delivery = None
+
+    def _begin(self, worker: Worker, handler: Handler | None, delivery: Delivery[Any]) -> None:
+        worker.began = worker.reported = now = self._clock.monotonic()
+        worker.handler, worker.delivery, worker.overdue = handler, delivery, False
+        seconds = delivery.timeout_seconds
+        worker.deadline = None if seconds is None else now + seconds
+        if seconds is not None:
+            delivery.keeper = partial(self._extend, worker)
+
+    def _extend(self, worker: Worker, by: float) -> None:
+        worker.deadline = self._clock.monotonic() + by
+
+    async def _around(self, index: int, handler: Handler | None, delivery: Delivery[Any]) -> None:
+        if index == len(self._middleware):
+            await self._call(handler, delivery)
+        else:
+            await self._middleware[index](delivery, partial(self._around, index + 1, handler, delivery))
+
+    async def _call(self, handler: Handler | None, delivery: Delivery[Any]) -> None:
+        try:
+            value = delivery.value
+        except FutureVersion:
+            raise
+        except DecodeError as error:
+            raise Undecodable(error) from error
+        assert handler is not None, "what can be decoded has a handler, or is ignored"
+        arguments = handler.arguments(value, delivery)
+        if handler.in_loop:
+            result = await handler.function(*arguments)
+        else:
+            result = await self._in_thread(handler, arguments)
+        if result is not None:
+            self._surprise(handler, result)
+
+    async def _in_thread(self, handler: Handler, arguments: list[Any]) -> Any:
+        assert self._threads is not None
+        return await self._threads.call(contextvars.copy_context().run, handler.function, *arguments)
+
+    def _surprise(self, handler: Handler, result: Any) -> None:
+        """Say once that what a handler returns does not matter."""
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise UsageError(f"handler {handler.name} returned something to be awaited: declare it with `async def`")
+        if handler not in self._surprised:
+            self._surprised.add(handler)
+            logger.warning(
+                "%s: handler %s returned a %s, which says nothing: return for done, raise for failed",
+                self, handler.name, type(result).__name__,
+            )  # fmt: skip
+
+    # --- verdicts -----------------------------------------------------------------------------
+
+    def _failed(self, delivery: Delivery[Any], error: BaseException) -> None:
+        match error:
+            case Undecodable():
+                delivery.fail(error.error, retry=False)
+            case Reject():
+                delivery.fail(error, retry=False)
+            case RetryLater():
+                delivery.fail(error, delay=error.delay_seconds, counted=error.counted)
+            case FutureVersion():
+                logger.error("%s at %s: %s; its lane waits for an upgrade", self, delivery.position, error)
+                delivery.fail(error, delay=UPGRADE_SECONDS, counted=False)
+            case _:
+                if not delivery.said:
+                    delivery.fail(error)
+                logger.warning(
+                    "%s: handler %s failed at %s, attempt %d: %s",
+                    self, self._name_at(delivery), delivery.position, delivery.attempt, type(error).__name__,
+                    exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
+                )  # fmt: skip
+
+    def _name_at(self, delivery: Delivery[Any]) -> str:
+        handler = self._handlers.get(delivery.event.type or "" if self._topic.types else "")
+        return handler.name if handler is not None else "none"
+
+    def _say(self, verdict: Callable[[], None]) -> None:
+        try:
+            verdict()
+        except StaleDelivery as stale:
+            logger.info("%s: an event was handled for nothing: %s", self, stale)
+
+    def _timeout(self, worker: Worker) -> Failure:
+        took = self._clock.monotonic() - worker.began
+        return Failure(TIMED_OUT, f"its handler was cancelled after {took:.3g} s")
+
+    @staticmethod
+    def _is_overdue(worker: Worker) -> bool:
+        """Tell whether it was cancelled for its time; if so its task is not any more."""
+        if worker.overdue and worker.task is not None:
+            worker.task.uncancel()
+        return worker.overdue
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def look_at_times(self, now: float) -> float | None:
+        """Cancel what is overdue, name what is slow; returns when the next one is overdue."""
+        first = None
+        for worker in self.busy:
+            handler, delivery = worker.handler, worker.delivery
+            assert delivery is not None
+            if worker.deadline is not None and not worker.overdue:
+                if now >= worker.deadline:
+                    self._end(worker, handler, delivery, now)
+                elif first is None or worker.deadline < first:
+                    first = worker.deadline
+            elif worker.overdue and now - worker.reported > STUBBORN_SECONDS:
+                self._report(worker, now, "was cancelled, and runs on; its lane waits")
+            if worker.deadline is None and now - worker.reported > SLOW_SECONDS:
+                self._report(worker, now, "is slow")
+        return first
+
+    def _end(self, worker: Worker, handler: Handler | None, delivery: Delivery[Any], now: float) -> None:
+        in_loop = handler is None or handler.in_loop
+        if in_loop and worker.task is not None:
+            worker.overdue = True
+            worker.reported = now
+            worker.task.cancel()
+        elif now - worker.reported > STUBBORN_SECONDS or worker.reported == worker.began:
+            self._report(worker, now, "has had its time, and a thread cannot be stopped; its lane waits")
+
+    def _report(self, worker: Worker, now: float, what: str) -> None:
+        worker.reported = now
+        assert worker.delivery is not None
+        name = worker.handler.name if worker.handler is not None else "none"
+        logger.warning(
+            "%s: handler %s %s: at %s for %.3g s", self, name, what, worker.delivery.position, now - worker.began
+        )

@@ -1,0 +1,113 @@
+"""Runner: all subscribers of a bus at work in this process, and their orderly end.
+
+Ending is *draining*: nothing more is begun, what was not begun goes back without a counted attempt, and every handler
+that runs may end. Those that have not after a while are cancelled, and their events go back in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from penstock.bus.handling import Handling
+from penstock.bus.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from penstock.bus.consumer import Consumer
+    from penstock.bus.handlers import Handler, Subscriber
+    from penstock.bus.middleware import Middleware
+    from penstock.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+"""How often it is looked whether handlers are slow …"""
+LOOK_SECONDS_MIN: Final = 0.01
+"""… and how often at most, where some have a timeout."""
+
+
+class Runner:
+    """Runs subscribers, each with a consumer that `consumer_of` makes for it."""
+
+    def __init__(
+        self,
+        subscribers: Sequence[Subscriber],
+        consumer_of: Callable[[Subscriber], Consumer[Any]],
+        *,
+        clock: Clock,
+        middleware: tuple[Middleware, ...] = (),
+    ) -> None:
+        for subscriber in subscribers:
+            subscriber.check()
+        self._clock = clock
+        self.handlings = [
+            Handling(subscriber, consumer_of(subscriber), clock, middleware) for subscriber in subscribers
+        ]
+        self.watchdog = Watchdog(self._handlers)
+        self._keeper: asyncio.Task[None] | None = None
+
+    def _handlers(self) -> list[Handler]:
+        return [handler for handling in self.handlings for handler in handling.subscriber.handlers]
+
+    async def start(self) -> None:
+        """Join all subscriptions, and begin; if one cannot be joined none is."""
+        try:
+            for handling in self.handlings:
+                await handling.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self._keeper = asyncio.get_running_loop().create_task(self._keep_time(), name="penstock handlers' time")
+        self.watchdog.start()
+
+    async def _keep_time(self) -> None:
+        """Look at the times of all handlers again and again: one timer, however many run."""
+        while True:
+            now = self._clock.monotonic()
+            overdue = [at for handling in self.handlings if (at := handling.look_at_times(now)) is not None]
+            wait = min([LOOK_SECONDS, *(at - now for at in overdue)])
+            await self._clock.pause(max(wait, LOOK_SECONDS_MIN))
+
+    async def failed(self) -> None:
+        """Return never, but raise what ends one of the subscribers."""
+        done, _ = await asyncio.wait(
+            [handling.failed for handling in self.handlings], return_when=asyncio.FIRST_COMPLETED
+        )
+        for future in done:
+            await future
+
+    async def stop(self, drain_seconds: float = 0.0, hurry: asyncio.Event | None = None) -> None:
+        """Drain for so long, or until somebody is in a hurry, then end what still runs; may be repeated."""
+        if drain_seconds > 0:
+            await self._drain(drain_seconds, hurry)
+        self.watchdog.stop()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeper
+            self._keeper = None
+        await asyncio.gather(*(handling.stop() for handling in self.handlings))
+
+    async def _drain(self, seconds: float, hurry: asyncio.Event | None) -> None:
+        loop = asyncio.get_running_loop()
+        waits: list[asyncio.Future[Any]] = [loop.create_task(self._clock.pause(seconds))]
+        if hurry is not None:
+            waits.append(loop.create_task(hurry.wait()))
+        draining = asyncio.gather(*(handling.drain() for handling in self.handlings))
+        try:
+            await asyncio.wait([draining, *waits], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not draining.done():
+            draining.cancel()
+            for handling in self.handlings:
+                for worker in handling.busy:
+                    logger.warning("%s: a handler is cancelled, since this process ends: %r", handling, worker.delivery)
+        with suppress(asyncio.CancelledError):
+            await draining

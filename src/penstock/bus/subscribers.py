@@ -1,0 +1,147 @@
+"""Subscribers: what a bus knows of the handlers that were declared with it, and whether they run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+from penstock.bus.handlers import Subscriber, handler_of
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from penstock.bus.consumer import Consumer
+    from penstock.bus.deliveries import Checkpoint, Retry
+    from penstock.bus.middleware import Middleware
+    from penstock.bus.runner import Runner
+    from penstock.bus.signals import Ending
+    from penstock.bus.topic import Topic
+    from penstock.clock import Clock
+    from penstock.engine.policy import Exhausted
+    from penstock.offsets import Gap
+    from penstock.runtime.subscriptions import Start
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ConsumeOptions(TypedDict, total=False):
+    """What `Bus.consume` and `Bus.subscriber` have in common."""
+
+    mode: Literal["key_shared", "shared", "exclusive", "failover"] | None
+    start: Start
+    retry: Retry | None
+    exhausted: Exhausted | None
+    timeout: float | timedelta | None
+    window: int | None
+    window_bytes: int | None
+    heartbeat: str | float | timedelta | None
+    rate: float | None
+    checkpoint: Checkpoint | Literal["each"] | None
+    protect: bool | None
+    consumer_id: str | None
+    on_gap: Callable[[int, Gap], None] | None
+
+
+class Subscribers:
+    """The subscribers of a bus, by topic and name."""
+
+    def __init__(
+        self,
+        topic_of: Callable[[Topic[Any] | str], Topic[Any]],
+        consumer_of: Callable[[Subscriber], Consumer[Any]],
+        clock: Clock,
+        middleware: tuple[Middleware, ...],
+    ) -> None:
+        self._topic_of = topic_of
+        self._consumer_of = consumer_of
+        self._clock = clock
+        self._middleware = middleware
+        self.declared: dict[tuple[str, str], Subscriber] = {}
+        self.runner: Runner | None = None
+        """What runs them; None while nothing does."""
+        self.drain_seconds = 30.0
+        self._stopping = asyncio.Lock()
+        self._ending: Ending | None = None
+
+    def declare(
+        self,
+        topic: Topic[Any] | str,
+        name: str,
+        options: ConsumeOptions,
+        *,
+        concurrency: int | None,
+        ack: Literal["auto", "manual"] | None,
+        ignore_others: bool | None,
+        middleware: tuple[Middleware, ...] | None,
+    ) -> Callable[[F], F]:
+        """Return a decorator that takes a handler."""
+        if self.runner is not None:
+            raise UsageError(f"subscriber {name!r} comes too late: the bus runs; declare handlers before")
+        if ack not in {None, "auto", "manual"}:
+            raise UsageError(f"subscriber {name!r}: ack is 'auto' or 'manual', not {ack!r}")
+        declared = self._topic_of(topic)
+        own: dict[str, Any] = {
+            "concurrency": concurrency,
+            "manual": None if ack is None else ack == "manual",
+            "ignore_others": ignore_others,
+            "middleware": middleware,
+        }
+
+        def take(function: F) -> F:
+            handler = handler_of(function, declared)
+            subscriber = self.declared.get((declared.name, name))
+            if subscriber is None:
+                subscriber = Subscriber(
+                    declared, name, dict(options), **{each: value for each, value in own.items() if value is not None}
+                )
+            else:
+                _check_same(subscriber, options, own)
+            subscriber.add(handler)
+            self.declared[declared.name, name] = subscriber
+            return function
+
+        return take
+
+    async def start(self) -> None:
+        """Run them, if there are any."""
+        from penstock.bus.runner import Runner
+
+        if self.runner is None and self.declared:
+            runner = Runner(
+                list(self.declared.values()), self._consumer_of, clock=self._clock, middleware=self._middleware
+            )
+            await runner.start()
+            self.runner = runner
+
+    async def run_until(self, ending: Ending) -> None:
+        """Return when an end is asked for; raise what ends one of them by itself."""
+        assert self.runner is not None
+        self._ending = ending
+        asked = asyncio.get_running_loop().create_task(ending.asked.wait())
+        failed = asyncio.get_running_loop().create_task(self.runner.failed())
+        try:
+            await asyncio.wait([asked, failed], return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                await failed
+        finally:
+            asked.cancel()
+            failed.cancel()
+
+    async def stop(self) -> None:
+        """Drain them, and end; may be repeated."""
+        async with self._stopping:
+            runner, self.runner = self.runner, None
+            if runner is not None:
+                await runner.stop(self.drain_seconds, None if self._ending is None else self._ending.hurry)
+
+
+def _check_same(subscriber: Subscriber, options: ConsumeOptions, own: dict[str, Any]) -> None:
+    """Refuse options that differ from those of an earlier handler of the same subscription."""
+    for name, value in {**options, **own}.items():
+        before = subscriber.options.get(name) if name in options else getattr(subscriber, name)
+        if value is not None and value != before:
+            raise UsageError(
+                f"{subscriber} has {name}={before!r} already, not {value!r}: its first handler says it for all"
+            )
