@@ -457,7 +457,8 @@ class StoredEvent:
     @property
     def headers(self) -> dict[str, bytes]:
         """The headers, as a new dictionary."""
-        return dict(self._batch.value("headers", self._row) or ())
+        stated = self._batch.value("headers", self._row)
+        return dict(stated) if stated else {}
 
     def to_event(self) -> Event:
         """Return the envelope with everything resolved, independent of the batch."""

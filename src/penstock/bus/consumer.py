@@ -27,6 +27,7 @@ from penstock.engine.messages import Ack, Extend, Failure, GiveBack, Nack, Start
 from penstock.engine.states import Outcome
 from penstock.errors import BusClosed, StaleDelivery, UsageError
 from penstock.offsets import Position, Range
+from penstock.runtime.member import PREFETCH
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SINGLE_BYTES_MAX = 8 << 20
+MANY = 256
+"""So many events are handed over at a time to whoever keeps the order of their lanes himself."""
 BATCH_EVENTS_MAX = 5_000
 BATCH_BYTES_MAX = 8 << 20
 
@@ -112,7 +115,7 @@ def _failure(reason: str | BaseException | Failure) -> Failure:
 class Delivery(_Hand, Generic[T]):
     """One event, handed over."""
 
-    __slots__ = ("_topic", "attempt", "event", "keeper", "replay")
+    __slots__ = ("_topic", "attempt", "done", "event", "keeper", "replay")
 
     def __init__(
         self,
@@ -127,6 +130,8 @@ class Delivery(_Hand, Generic[T]):
     ) -> None:
         super().__init__(seat, engine, number)
         self._topic = topic
+        self.done = False
+        """Whether it was said to be done."""
         self.keeper: Callable[[float], None] | None = None
         """Who keeps its time, if the engine does not: called with so many seconds more."""
         self.event = event
@@ -173,6 +178,7 @@ class Delivery(_Hand, Generic[T]):
     async def ack(self) -> None:
         """Say that it is done."""
         self._ack(self._offsets)
+        self.done = True
 
     def fail(
         self,
@@ -186,6 +192,19 @@ class Delivery(_Hand, Generic[T]):
         self._nack(self._offsets, delay, reason, retry=retry, counted=counted)
 
     @property
+    def lane(self) -> bytes | int | None:
+        """What its order is kept by: its key, or its partition if it has none; None where there is no order."""
+        if self._seat.berth:
+            return None
+        key = self.event.key
+        return self._seat.shard.partition if key is None else key
+
+    @property
+    def paused(self) -> bool:
+        """Whether the subscription is paused by now."""
+        return self._engine.policy.paused
+
+    @property
     def timeout_seconds(self) -> float | None:
         """How long its handler may take, as the subscription's policy says now."""
         return self._engine.policy.timeout_seconds
@@ -193,6 +212,7 @@ class Delivery(_Hand, Generic[T]):
     def discard(self) -> None:
         """Say that nobody wants it: it is settled, and counted as discarded."""
         self._say(Ack(self._offsets, Outcome.DISCARDED))
+        self.done = True
 
     def give_back(self) -> None:
         """Let others have it, or the next one who asks, as if nobody had begun it: no attempt is counted."""
@@ -229,7 +249,7 @@ class Acks:
     def add(self, delivery: Delivery[Any]) -> None:
         """Take one."""
         seat, engine = delivery._seat, delivery._engine  # noqa: SLF001 - a delivery is the consumer's own
-        delivery.said = True
+        delivery.said = delivery.done = True
         if self._engines.setdefault(seat, engine) is not engine:
             self.tell()  # the shard was loaded anew meanwhile
             self._engines[seat] = engine
@@ -461,14 +481,19 @@ class Consumer(Generic[T]):
         return bool(self._queue)
 
     def taken(self) -> Delivery[T] | None:
-        """Return the first of those that were prefetched; None if there is none, or it is somebody else's by now."""
-        if not self._queue:
-            return None
-        delivery = self._queue.popleft()
-        return None if delivery.stale or self._member is None or not self._member.present else delivery
+        """Return the next of those that were prefetched, if there is one that is not somebody else's by now."""
+        while self._queue:
+            delivery = self._queue.popleft()
+            if not delivery.stale and self._member is not None and self._member.present:
+                return delivery
+        return None
 
-    async def prefetched(self) -> bool:
-        """Wait until single events are there to be taken; False when this consumer was closed, or its bus."""
+    async def prefetched(self, *, singly: bool = True) -> bool:
+        """Wait until events are there to be taken; False when this consumer was closed, or its bus.
+
+        Singly, the next one of a lane is there only when the one before is settled. Otherwise several of a lane may be
+        there, in their order, and whoever takes them begins none before all earlier ones of its lane are done.
+        """
         member = await self._joined()
         while not (self._closed or member.closed):
             if member.ended is not None:
@@ -481,11 +506,13 @@ class Consumer(Generic[T]):
                 await member.breathe()
                 continue  # it may be closed by now
             member.settle_down()
-            taken = member.take(member.prefetch, SINGLE_BYTES_MAX, singly=True)
+            # One whose handlers are slow shares with others, and asks for few at a time.
+            count = member.prefetch if singly or member.prefetch < PREFETCH else MANY
+            taken = member.take(count, SINGLE_BYTES_MAX, singly=singly)
             if taken is None:
                 await member.wait()
             else:
-                self._queue.extend(self._singles(*taken))
+                self._queue.extend(self._singles(*taken, hands=int(singly)))
         return False
 
     def give_back(self) -> None:
@@ -494,7 +521,7 @@ class Consumer(Generic[T]):
             delivery.give_back()
         self._queue.clear()
 
-    def _singles(self, seat: Seat, handed: Deliver) -> Iterator[Delivery[T]]:
+    def _singles(self, seat: Seat, handed: Deliver, *, hands: int) -> Iterator[Delivery[T]]:
         engine, topic, number = seat.engine, self._topic, handed.hand
         assert engine is not None
         assert topic is not None
@@ -504,7 +531,7 @@ class Consumer(Generic[T]):
                 attempt = handed.attempts.get(offset, 1)
                 replay = handed.replays.get(offset, 0)
                 yield Delivery(seat, engine, number, topic, event, attempt=attempt, replay=replay)
-                number += 1
+                number += hands
 
     # --- batches ------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Handling: one subscriber at work: its consumer, and the workers that call its handlers.
 
 A worker takes an event and runs its handler to the end; as many do so at a time as the subscriber's concurrency says.
-Events of one lane never run at the same time: the consumer hands over the next one when the one before is settled.
-There is no task per event, and acks gather until the event loop runs, or until there is nothing to do without telling
-them: a handler that never waits costs little more than its call.
+Events of one lane run one after the other (`penstock.bus.intake`). There is no task per event, and acks gather until
+the event loop runs, or until there is nothing to do without telling them: a handler that never waits costs little more
+than its call.
 
 What a handler raises decides what becomes of its event (`penstock.bus.verdicts`). One that runs for longer than the
 subscription's `timeout` is cancelled, and the event fails; one that cannot be cancelled, as no thread can be, keeps its
@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.bus.consumer import Acks
+from penstock.bus.intake import Intake
 from penstock.bus.verdicts import Reject, RetryLater
 from penstock.bus.workers import Workers
 from penstock.engine.messages import Failure
@@ -87,6 +88,7 @@ class Handling:
         if not all(handler.in_loop for handler in subscriber.handlers):
             self._threads = Workers(subscriber.concurrency, f"penstock-{subscriber.name}")
         self._acks = Acks()
+        self._intake = Intake(consumer)
         self.workers: set[Worker] = set()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._asking = False
@@ -114,7 +116,7 @@ class Handling:
     async def drain(self) -> None:
         """Begin nothing more, give back what was not begun, and return when every handler that runs has ended."""
         self._stopping = True
-        self.consumer.give_back()
+        self._intake.give_back()
         tasks = [worker.task for worker in self.workers if worker.task is not None]
         for worker in self.workers:
             if worker.delivery is None and worker.task is not None:
@@ -153,15 +155,15 @@ class Handling:
 
     async def _work(self, worker: Worker) -> None:
         while not self._stopping:
-            delivery = self.consumer.taken()
-            if delivery is None:
-                if not await self._wait():
-                    return
-                continue
-            if not self._tending:
-                self._tending = True
-                asyncio.get_running_loop().call_soon(self._tend)
-            await self._attempt(worker, delivery)
+            delivery = self._intake.take()
+            if delivery is None and not await self._wait():
+                return
+            while delivery is not None:
+                if not self._tending:
+                    self._tending = True
+                    asyncio.get_running_loop().call_soon(self._tend)
+                await self._attempt(worker, delivery)
+                delivery = self._intake.after(delivery)
 
     async def _wait(self) -> bool:
         """Return when there may be something to take; False if there will never be."""
@@ -177,7 +179,7 @@ class Handling:
         self._asking = True
         try:
             self._acks.tell()  # what they free may be the next to do
-            return await self.consumer.prefetched()
+            return await self.consumer.prefetched(singly=False)
         finally:
             self._asking = False
             self._wake()  # whoever is woken asks, should this one have taken the last
