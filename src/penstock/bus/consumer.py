@@ -515,11 +515,13 @@ class Consumer(Generic[T]):
                 self._queue.extend(self._singles(*taken, hands=int(singly)))
         return False
 
-    def give_back(self) -> None:
-        """Let others have what was prefetched and not taken; no attempt is counted."""
-        for delivery in self._queue:
-            delivery.give_back()
-        self._queue.clear()
+    def give_back(self, lane: bytes | int | None = None) -> None:
+        """Let others have what was prefetched and not taken, of one lane or all; no attempt is counted."""
+        kept = [delivery for delivery in self._queue if lane is not None and delivery.lane != lane]
+        for delivery in self._queue if len(kept) < len(self._queue) else ():
+            if lane is None or delivery.lane == lane:
+                delivery.give_back()
+        self._queue = deque(kept)
 
     def _singles(self, seat: Seat, handed: Deliver, *, hands: int) -> Iterator[Delivery[T]]:
         engine, topic, number = seat.engine, self._topic, handed.hand

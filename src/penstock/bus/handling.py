@@ -159,9 +159,7 @@ class Handling:
             if delivery is None and not await self._wait():
                 return
             while delivery is not None:
-                if not self._tending:
-                    self._tending = True
-                    asyncio.get_running_loop().call_soon(self._tend)
+                self._tend_soon()
                 await self._attempt(worker, delivery)
                 delivery = self._intake.after(delivery)
 
@@ -183,6 +181,11 @@ class Handling:
         finally:
             self._asking = False
             self._wake()  # whoever is woken asks, should this one have taken the last
+
+    def _tend_soon(self) -> None:
+        if not self._tending:
+            self._tending = True
+            asyncio.get_running_loop().call_soon(self._tend)
 
     def _tend(self) -> None:
         """Tell what was done, and let another worker begin if there is something for it; called by the event loop."""
@@ -222,13 +225,16 @@ class Handling:
                 raise
             else:
                 self._say(partial(delivery.fail, error))  # something that the handler waited for was cancelled
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is its verdict
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever else a handler raises is its verdict
             self._is_overdue(worker)
             self._say(partial(self._failed, delivery, error))
         else:
             self._is_overdue(worker)
             if not (delivery.said or self.subscriber.manual):
                 self._acks.add(delivery)
+                self._tend_soon()
         finally:
             worker.delivery = None
 

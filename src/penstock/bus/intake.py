@@ -44,10 +44,12 @@ class Intake:
         if lane is None:
             return None
         waiting = self._behind[lane]
+        if delivery.done and waiting and not waiting[0].stale and not waiting[0].paused:
+            return waiting.popleft()
         if waiting:
-            if delivery.done and not waiting[0].stale and not waiting[0].paused:
-                return waiting.popleft()
             _return(waiting)
+        if not delivery.done:
+            self._consumer.give_back(lane)
         del self._behind[lane]
         return None
 
