@@ -22,6 +22,7 @@ from penstock.cli.version import versions
 
 AREAS = {
     "batch": "Building, checking and dividing batches; publishing to memory.",
+    "bus": "Typed handlers, effects once, single sends; and a peer.",
     "delivery": "Consumers, one and ten thousand, against the bare log and disk.",
     "log": "The file store against the bare disk, in one process and many.",
     "shards": "Consumers that share a subscription, in one process and in many.",

@@ -1,0 +1,22 @@
+"""How much is measured: large enough to tell something, small enough for the whole area to take minutes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The size of everything."""
+
+    handled_events: int = 100_000
+    """That handlers take, round by round."""
+    keys: int = 5_000
+    batch_events: int = 5_000
+    """Of the log that they take them from."""
+    once_events: int = 3_000
+    """Each of which is a transaction of its own."""
+    sent_events: int = 150_000
+    peer_events: int = 20_000
+    rounds: int = 5
+    """At most: each takes seconds."""
