@@ -593,6 +593,24 @@ def a_replay_is_not_counted(store: MemoryStore, right: Any, *args: Any, **how: A
     return count
 
 
+@planted("parked.replay", "test_a_job_brings_a_row_back_once_though_it_dies_again")
+def a_replayed_row_keeps_its_job(store: MemoryStore, right: Any, wanted: ParkedFilter, now: int, **how: Any) -> Any:
+    jobs = {key: row.job for key, row in store._state.parked.items()}
+    replayed = right(wanted, now, **how)
+    for key, row in store._state.parked.items():
+        store._state.parked[key] = msgspec.structs.replace(row, job=jobs[key])
+    return replayed
+
+
+@planted(
+    "parked.page",
+    "test_a_row_comes_back_as_it_was_parked",
+    "test_a_traceback_is_kept_replaced_and_taken_away_with_its_row",
+)
+def tracebacks_are_forgotten(store: MemoryStore, right: Any, *args: Any, **how: Any) -> Any:
+    return [msgspec.structs.replace(row, error_trace="") for row in right(*args, **how)]
+
+
 @planted("parked.purge", "test_a_purge_removes_dead_and_done_rows_and_never_waiting_ones")
 def a_purge_removes_waiting_rows(store: MemoryStore, _: Any, wanted: ParkedFilter) -> int:
     gone = [key for key, row in store._state.parked.items() if wanted.matches(row)]

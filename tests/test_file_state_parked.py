@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from tests.file_state import STORE_ID, StateStore, billing, damage, state_stores
 
 from penstock.clock import VirtualClock
+from penstock.events import Event
 from penstock.stores.file.platform import Platform
-from penstock.stores.file.state import parked
+from penstock.stores.file.state import parked, payloads
 from penstock.stores.file.state.rebuild import examine, rebuild
 from penstock.stores.file.state.schema import CONTROL
-from penstock.testing.conformance.builders import a_cursor, a_parked, a_shard, commit, park, subscribe
+from penstock.testing.conformance.builders import a_cursor, a_parked, a_shard, an_event, commit, park, subscribe
 from penstock.testing.conformance.opening import a_topic
 
 if TYPE_CHECKING:
@@ -100,6 +103,30 @@ def test_waiting_rows_are_found_by_their_index_and_not_among_the_dead(store: Sta
         lambda control: control.execute(f"EXPLAIN QUERY PLAN {parked.SELECT_WAITING}", given).fetchall()
     )
     assert plan[0][3] == "SEARCH parked USING INDEX parked_due (log_id=? AND subscription=?)"
+
+
+# --- tracebacks -------------------------------------------------------------------------------
+
+
+def test_an_event_without_a_traceback_is_stored_as_it_always_was_and_one_with_it_can_be_read_without() -> None:
+    event = an_event(b"\x00\xff", time=datetime(2026, 1, 1, tzinfo=UTC), headers={"tenant": b"acme"})
+    stored = msgspec.msgpack.encode(event)
+    assert payloads.a_payload(event).event == stored
+    assert payloads._kept(stored) == (event, "")
+    traced = payloads.a_payload(event, "a traceback").event
+    assert payloads._kept(traced) == (event, "a traceback")
+    assert msgspec.msgpack.decode(traced, type=Event) == event  # as versions do that know of none
+
+
+def test_a_traceback_is_replaced_without_leaving_the_old_one_behind(
+    store: StateStore, topic: TopicInfo, directory: Path
+) -> None:
+    for trace in ("one", "two", "two", ""):
+        park(store, a_parked(a_shard(topic), 1, error_trace=trace))
+    store.payloads.sweep()
+    count = store.databases.bulk.read(lambda bulk: bulk.execute("SELECT count(*) FROM payloads").fetchone())
+    assert count == (1,)
+    assert examine(directory, STORE_ID, Platform()) == []
 
 
 # --- the revision -----------------------------------------------------------------------------

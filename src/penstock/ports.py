@@ -226,7 +226,11 @@ class ParkedRows(Protocol):
         """Mark exactly these rows with a job, replacing an earlier one; return how many."""
 
     def replay(self, filter: ParkedFilter, now: int, *, limit: int | None = None) -> int:
-        """Turn dead rows into waiting ones, due now, attempts 0 and `replay` one higher; return how many."""
+        """Turn dead rows into waiting ones, due now, attempts 0 and `replay` one higher; return how many.
+
+        They are marked with no job any more: one that dies again is not brought back by the same job once more. With a
+        limit, the first ones by (partition, offset).
+        """
 
     def purge(self, filter: ParkedFilter) -> int:
         """Remove rows that are dead or done, never waiting ones; return how many."""

@@ -177,6 +177,8 @@ class Parked(msgspec.Struct, frozen=True, kw_only=True):
     """How many times it was brought back from the dead."""
     error_type: str = ""
     error_message: str = ""
+    error_trace: str = ""
+    """The traceback of the error, if it has one."""
     parked_at: int = 0
     last_retry_at: int = 0
     job: str = ""

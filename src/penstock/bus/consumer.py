@@ -26,6 +26,7 @@ from penstock.clock import seconds
 from penstock.engine.messages import Ack, Extend, Failure, GiveBack, Nack, Started
 from penstock.engine.states import Outcome
 from penstock.errors import BusClosed, StaleDelivery, UsageError
+from penstock.failures import trace_of
 from penstock.offsets import Position, Range
 from penstock.runtime.member import PREFETCH
 
@@ -108,7 +109,7 @@ def _failure(reason: str | BaseException | Failure) -> Failure:
     if isinstance(reason, Failure):
         return reason
     if isinstance(reason, BaseException):
-        return Failure(type(reason).__name__, str(reason))
+        return Failure(type(reason).__name__, str(reason), trace_of(reason))
     return Failure("", reason)
 
 

@@ -97,6 +97,8 @@ class Failure(NamedTuple):
     kind: str = ""
     """Such as the name of an exception's class."""
     message: str = ""
+    trace: str = ""
+    """Where it happened: a traceback, as text."""
 
 
 NO_FAILURE: Final = Failure()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.engine.messages import Claimed, CursorSeen, NotWritten, Written
+from penstock.engine.messages import NO_FAILURE, Claimed, CursorSeen, NotWritten, Written
 from penstock.errors import (
     Fenced,
     PenstockError,
@@ -331,6 +331,7 @@ def _parked(seat: Seat, park: Park, now_us: int) -> Parked:
             replay=row.replay,
             error_type=park.failure.kind or before.error_type,
             error_message=park.failure.message or before.error_message,
+            error_trace=before.error_trace if park.failure == NO_FAILURE else park.failure.trace,
             last_retry_at=now_us if row.attempts > before.attempts else before.last_retry_at,
         )
     return Parked(
@@ -344,6 +345,7 @@ def _parked(seat: Seat, park: Park, now_us: int) -> Parked:
         replay=row.replay,
         error_type=park.failure.kind,
         error_message=park.failure.message,
+        error_trace=park.failure.trace,
         parked_at=now_us,
         last_retry_at=now_us if row.attempts else 0,
     )

@@ -229,7 +229,7 @@ class MemoryParkedRows:
             self._state.revision += bool(rows)
             for row in rows:
                 self._state.parked[row.key] = msgspec.structs.replace(
-                    row, state="waiting", due_at=now, attempts=0, replay=row.replay + 1
+                    row, state="waiting", due_at=now, attempts=0, replay=row.replay + 1, job=""
                 )
             return len(rows)
 

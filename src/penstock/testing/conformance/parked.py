@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.ports import Store
-from penstock.rows import Parked, ParkedFilter, Partition, Shard, TopicInfo, Waiting
+from penstock.rows import Parked, ParkedFilter, ParkedState, Partition, Shard, TopicInfo, Waiting
 from penstock.testing.conformance.builders import a_parked, a_shard, an_event, fill, park, subscribe
 from penstock.testing.conformance.opening import StoreOpening, a_topic
 
@@ -51,7 +51,8 @@ class ParkedRowsConformance(StoreOpening):
                 attempts=4,
                 replay=2,
                 error_type="builtins.ValueError",
-                error_message="grüße\nfrom a traceback",
+                error_message="grüße\nfrom a handler",
+                error_trace='Traceback:\n  File "grüße.py", line 1, in main\nValueError\n',
                 parked_at=5,
                 last_retry_at=6,
                 job="job-1",
@@ -60,6 +61,18 @@ class ParkedRowsConformance(StoreOpening):
         ]
         park(store, *rows)
         assert store.parked.page(billing(topic)) == rows
+
+    def test_a_traceback_is_kept_replaced_and_taken_away_with_its_row(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        states: list[ParkedState] = ["waiting", "dead"]
+        for trace in ("first\n" * 1_000, "second, of a file called \udcff", "", "third"):
+            for state in states:
+                row = a_parked(shard, 3, state=state, event=an_event(b"the same"), error_trace=trace)
+                park(store, row)
+                assert store.parked.page(billing(topic)) == [row]
+        assert store.parked.replay(billing(topic), now=5) == 1
+        [waiting] = store.parked.due(billing(topic), 5)
+        assert (waiting.event, waiting.error_trace) == (an_event(b"the same"), "third")
 
     def test_a_row_replaces_the_one_of_the_same_event_whichever_shard_held_it(
         self, store: Store, topic: TopicInfo
@@ -233,6 +246,18 @@ class ParkedRowsConformance(StoreOpening):
         park(store, a_parked(shard, 4))  # after the preview: not part of the job
         assert store.parked.replay(billing(topic, job="mine"), now=50) == 2
         assert store.parked.count(billing(topic)) == {"waiting": 3, "dead": 1, "done": 0}
+
+    def test_a_job_brings_a_row_back_once_though_it_dies_again(self, store: Store, topic: TopicInfo) -> None:
+        shard = filled(store, topic)
+        park(store, *(a_parked(shard, offset) for offset in range(3)))
+        assert store.parked.stamp(billing(topic), "mine") == 3
+        for left in (2, 1, 0):
+            assert store.parked.replay(billing(topic, job="mine"), now=50, limit=1) == 1
+            [revived] = store.parked.due(billing(topic), 50)
+            assert (revived.offset, revived.job, revived.replay) == (2 - left, "", 1)
+            park(store, msgspec.structs.replace(revived, state="dead"))
+            assert store.parked.count(billing(topic, job="mine")) == {"waiting": 0, "dead": left, "done": 0}
+        assert store.parked.replay(billing(topic, job="mine"), now=60) == 0
 
     def test_a_replay_turns_dead_rows_into_waiting_ones_and_no_others(self, store: Store, topic: TopicInfo) -> None:
         shard = filled(store, topic)

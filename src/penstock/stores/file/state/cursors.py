@@ -284,7 +284,7 @@ class _Parking:
                 continue
             refers = []
             for row in commit.parked:
-                payload = a_payload(row.event)
+                payload = a_payload(row.event, row.error_trace)
                 version = versions.get((row.key, payload.digest))
                 if version is None:
                     version = versions[row.key, payload.digest] = payloads.new_version()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterator
 
+    from penstock.events import Event
     from penstock.stores.file.state.database import Database
     from penstock.stores.file.state.logview import LogView
     from penstock.stores.file.state.payloads import Payloads
@@ -188,10 +189,10 @@ class FileParkedRows:
         while True:
             rows = self._control.read(select)
             places = [place_of(values) for values in rows]
-            events = self._payloads.load(places)
-            missing = set(places) - events.keys()
+            kept = self._payloads.load(places)
+            missing = set(places) - kept.keys()
             if not missing:
-                return [_parked(values, events[place]) for values, place in zip(rows, places, strict=True)]
+                return [_parked(values, *kept[place]) for values, place in zip(rows, places, strict=True)]
             # Replaced or removed since the row was read: then the row is another by now, or gone.
             if lost := missing & missed:
                 raise PARKED.damaged(f"row {min(lost)[:4]}: its event is missing in table payloads of bulk.db")
@@ -213,7 +214,9 @@ class FileParkedRows:
                 now,
                 0,
                 values[_REPLAY] + 1,
-                *values[_REPLAY + 1 :],
+                *values[_REPLAY + 1 : _JOB],
+                "",
+                *values[_JOB + 1 :],
             )
 
         return self._change(filter, limit, revived)
@@ -297,7 +300,7 @@ def _waiting(values: Row) -> Waiting:
     return Waiting(Shard(log_id, subscription, slot, partition), offset, lane, due_at, attempts, replay)
 
 
-def _parked(values: Row, event: Any) -> Parked:
+def _parked(values: Row, event: Event, error_trace: str) -> Parked:
     log_id, subscription, partition, offset, slot, state, lane, due_at, attempts, replay, *rest = values
     error_type, error_message, parked_at, last_retry_at, job, _, _ = rest
     return Parked(
@@ -311,6 +314,7 @@ def _parked(values: Row, event: Any) -> Parked:
         replay=replay,
         error_type=error_type,
         error_message=error_message.decode("utf-8", "surrogatepass"),
+        error_trace=error_trace,
         parked_at=parked_at,
         last_retry_at=last_retry_at,
         job=job,

@@ -1,5 +1,7 @@
 """The events of parked rows, in `bulk.db`, and how they are removed without ever being missed.
 
+The traceback of a row's error is kept with its event: it is large, and looked at when the event is.
+
 A payload is written under a new version and committed before the row in `control.db` that refers to it. A payload
 that replaces another therefore never overwrites what somebody still refers to. What nobody refers to is removed in
 three steps: it is written down as *doomed* in a transaction of `control.db` that sees that no row refers to it, then
@@ -87,6 +89,28 @@ class Payload(NamedTuple):
     digest: bytes
 
 
+class Kept(NamedTuple):
+    """What a payload holds."""
+
+    event: Event
+    error_trace: str
+
+
+class _Traced(Event, frozen=True, kw_only=True):
+    """An event with a traceback: one more entry in its map, which whoever reads the event alone passes over."""
+
+    error_trace: bytes = b""
+
+
+class _Trace(msgspec.Struct, frozen=True):
+    """The traceback alone; without the entry there is none."""
+
+    error_trace: bytes = b""
+
+
+_trace_decoder = msgspec.msgpack.Decoder(_Trace)
+
+
 def encode_event(event: Event) -> bytes:
     """Return an event as it is stored."""
     try:
@@ -100,10 +124,19 @@ def decode_event(stored: bytes) -> Event:
     return _decoder.decode(stored)
 
 
-def a_payload(event: Event) -> Payload:
-    """Return what is stored of an event."""
+def a_payload(event: Event, error_trace: str = "") -> Payload:
+    """Return what is stored of an event, and of the traceback beside it."""
+    if error_trace:
+        # It names files, and their names may be undecodable.
+        trace = error_trace.encode("utf-8", "surrogatepass")
+        event = _Traced(**msgspec.structs.asdict(event), error_trace=trace)
     stored = encode_event(event)
     return Payload(stored, hashlib.blake2b(stored, digest_size=DIGEST_BYTES).digest())
+
+
+def _kept(stored: bytes) -> Kept:
+    trace = _trace_decoder.decode(stored).error_trace
+    return Kept(decode_event(stored), trace.decode("utf-8", "surrogatepass"))
 
 
 class Payloads:
@@ -129,14 +162,14 @@ class Payloads:
 
         self._bulk.write(work)
 
-    def load(self, places: Sequence[Place]) -> dict[Place, Event]:
-        """Return the events that are there; one that is missing is left out."""
+    def load(self, places: Sequence[Place]) -> dict[Place, Kept]:
+        """Return what is there; a payload that is missing is left out."""
 
         def work(connection: sqlite3.Connection) -> list[Row]:
             found = (connection.execute(SELECT_PAYLOAD, place).fetchone() for place in places)
             return [PAYLOADS.checked(row) for row in found if row is not None]
 
-        return {Place(*values[:5]): decode_event(values[5]) for values in self._bulk.read(work)}
+        return {Place(*values[:5]): _kept(values[5]) for values in self._bulk.read(work)}
 
     def usable(self, connection: sqlite3.Connection, places: Sequence[Place]) -> bool:
         """Say whether rows may refer to these new payloads; asked in the transaction that makes them refer."""
