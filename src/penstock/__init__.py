@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from penstock.bus.consumer import Consumer as Consumer
     from penstock.bus.consumer import DeliveredBatch as DeliveredBatch
     from penstock.bus.consumer import Delivery as Delivery
+    from penstock.bus.dead_letters import DeadLetters as DeadLetters
     from penstock.bus.delayed import ScheduledReceipt as ScheduledReceipt
     from penstock.bus.deliveries import Checkpoint as Checkpoint
     from penstock.bus.deliveries import Retry as Retry
+    from penstock.bus.letters import DeadGroup as DeadGroup
+    from penstock.bus.letters import DeadLetter as DeadLetter
+    from penstock.bus.letters import DeadStats as DeadStats
+    from penstock.bus.letters import Replayed as Replayed
     from penstock.bus.publisher import Prepared as Prepared
     from penstock.bus.publisher import Receipt as Receipt
     from penstock.bus.topic import Topic as Topic
@@ -41,9 +46,14 @@ _HOMES = {
     "Consumer": "penstock.bus.consumer",
     "DeliveredBatch": "penstock.bus.consumer",
     "Delivery": "penstock.bus.consumer",
+    "DeadLetters": "penstock.bus.dead_letters",
     "ScheduledReceipt": "penstock.bus.delayed",
     "Checkpoint": "penstock.bus.deliveries",
     "Retry": "penstock.bus.deliveries",
+    "DeadGroup": "penstock.bus.letters",
+    "DeadLetter": "penstock.bus.letters",
+    "DeadStats": "penstock.bus.letters",
+    "Replayed": "penstock.bus.letters",
     "Prepared": "penstock.bus.publisher",
     "Receipt": "penstock.bus.publisher",
     "Topic": "penstock.bus.topic",

@@ -22,6 +22,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from penstock.batch import Batch, StoredEvent
+from penstock.bus.dead_letters import DeadLetters
 from penstock.bus.delayed import Delayed, ScheduledReceipt, delayed_id, due_us
 from penstock.bus.deliveries import Checkpoint, Deliveries, Retry, policy_changes
 from penstock.bus.directory import TopicDirectory
@@ -95,6 +96,8 @@ class Bus:
         self._entrances = Entrances(self._declared, self._clock, outbox)
         self._deliveries = Deliveries(self._directory, self._clock, self._opened)
         self._subscribers = Subscribers(self._declare, self._consumer_of, self._clock, tuple(middleware))
+        self.dead_letters = DeadLetters(self._directory, self._clock, self._opened)
+        """What subscriptions gave up on: list, group, replay, purge."""
         self._delayed_number = count()
         self._opening = asyncio.Lock()
         self._backend: Backend | None = None
