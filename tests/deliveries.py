@@ -229,9 +229,10 @@ class World:
         self._producer = lasting_producer()
         self._sequence = 0
 
-    def bus(self, *topics: Topic[Any], lease_seconds: float = 10.0) -> Bus:
+    def bus(self, *topics: Topic[Any], lease_seconds: float = 10.0, dead_letter_days: float = 30.0) -> Bus:
         """Return another process's bus; the world closes it."""
-        settings = Settings(delivery=DeliverySettings(lease_seconds=lease_seconds))
+        delivery = DeliverySettings(lease_seconds=lease_seconds, dead_letter_days=dead_letter_days)
+        settings = Settings(delivery=delivery)
         bus = Bus("memory:", topics=topics or (raw, wide), store=self.store, clock=self.clock, settings=settings)
         if self.kind == "file":
             # As with threads: others go on while a call is under way.

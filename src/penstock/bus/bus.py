@@ -184,6 +184,7 @@ class Bus:
             self._backend = Local(url, settings=settings, clock=self._clock, store=self._store)
             self._deliveries.lease_seconds = settings.delivery.lease_seconds
             self._subscribers.drain_seconds = settings.delivery.drain_seconds
+            self._entrances.dead_letter_days = settings.delivery.dead_letter_days
             self._publisher_ = Publisher(self._backend, self._directory, settings.limits, self._clock)
         return self._backend
 

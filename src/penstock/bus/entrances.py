@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.bus.directory import TopicDirectory
 from penstock.errors import UsageError
 from penstock.producers import process_producer
+from penstock.runtime.cleaner import Cleaner
 from penstock.runtime.finisher import Finisher
 from penstock.runtime.mover import Mover
 from penstock.runtime.scheduler import Scheduler
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Entrances:
-    """What moves delayed and staged events into the log. Making one does no I/O."""
+    """What moves delayed and staged events into the log, and what looks after the store. Making one does no I/O."""
 
     def __init__(
         self, declared: Mapping[str, Topic[Any]], clock: Clock, outbox_path: str | os.PathLike[str] | None
@@ -38,11 +39,13 @@ class Entrances:
         self._outbox: SqliteOutbox | None = None
         self._scheduler: Scheduler | None = None
         self._finisher: Finisher | None = None
+        self._cleaner: Cleaner | None = None
         self._mover: Mover | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._adding = 0
         self._added = asyncio.Event()
         self._added.set()
+        self.dead_letter_days = 30.0
 
     @property
     def outbox(self) -> SqliteOutbox:
@@ -62,6 +65,10 @@ class Entrances:
         self._scheduler.start()
         self._finisher = Finisher(backend, clock=self._clock, jitter=random.random)
         self._finisher.start()
+        self._cleaner = Cleaner(
+            backend, owner=owner, clock=self._clock, jitter=random.random, keep_days=self.dead_letter_days
+        )
+        self._cleaner.start()
         if self._outbox_path is None:
             return
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-outbox")
@@ -99,7 +106,7 @@ class Entrances:
     async def stop(self) -> None:
         """Let what is under way end, and give the leases back."""
         await self._added.wait()
-        loops = [loop for loop in (self._scheduler, self._finisher, self._mover) if loop is not None]
+        loops = [loop for loop in (self._scheduler, self._finisher, self._cleaner, self._mover) if loop is not None]
         await asyncio.gather(*(loop.stop() for loop in loops))
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self.outbox.close)
