@@ -518,6 +518,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
                 "completion",
                 "config",
                 "consume",
+                "dlq",
                 "doctor",
                 "dump",
                 "lag",

@@ -31,6 +31,7 @@ from penstock.cli import (
     completion,
     config,
     consume,
+    dlq,
     doctor,
     dump,
     lag,
@@ -76,6 +77,7 @@ app.command()(seek.seek)
 app.command()(pause.pause)
 app.command()(pause.resume)
 app.command()(consume.consume)
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(schedule.app, name="schedule")
 app.command()(verify.verify)
 app.command()(repair.repair)
