@@ -322,6 +322,7 @@ async def test_groups_and_stats_stream_pages_and_are_bounded(world: World, monke
         limits.append(limit)
         return page(*args, limit=limit, **options)
 
+    await world.settle()  # what a bus does when it opens is over
     world.store.hooks["parked.page"] = limited
     groups = await bus.dead_letters.groups(wide, "s")
     assert [(group.count, bool(group.fingerprint)) for group in groups] == [(10, True)] * 3 + [(20, False)]
@@ -467,8 +468,12 @@ async def test_a_replay_that_was_cut_off_goes_on_by_its_job(world: World) -> Non
     assert [place for place, state in states(world).items() if state == "dead"] == [(0, 20)]
 
 
+@pytest.mark.parametrize("together", [100, 1_000])
 @pytest.mark.parametrize("where", [{}, {"contains": "again"}], ids=["by the store", "row by row"])
-async def test_a_filter_that_matches_more_than_a_page_acts_on_all(world: World, where: dict[str, Any]) -> None:
+async def test_a_filter_that_matches_more_than_a_page_acts_on_all(
+    world: World, monkeypatch: pytest.MonkeyPatch, where: dict[str, Any], together: int
+) -> None:
+    monkeypatch.setattr(dead_letters, "ROWS_TOGETHER", together)
     bus = await opened(world)
     count = 3 * dead_letters.PAGE_ROWS + 1
     rows = [{"partition": number % 2, "offset": number, "error_message": "again"} for number in range(count)]
@@ -482,7 +487,7 @@ async def test_a_filter_that_matches_more_than_a_page_acts_on_all(world: World, 
 
 
 async def test_more_than_one_transaction_of_letters_comes_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "REPLAY_ROWS", 4)
+    monkeypatch.setattr(dead_letters, "ROWS_TOGETHER", 4)
     bus = await opened(world)
     for count in (8, 9):
         parked(world, *({"offset": number} for number in range(count)))

@@ -66,8 +66,8 @@ GROUPS_MAX: Final = 1_000
 """So many causes, and types of errors, are told apart; what is left is counted together."""
 MESSAGE_CHARACTERS_MAX: Final = 500
 """So much of a message is a sample."""
-REPLAY_ROWS: Final = 1_000
-"""So many are brought back in one transaction."""
+ROWS_TOGETHER: Final = 1_000
+"""So many are changed in one transaction."""
 PACE_SECONDS: Final = 0.1
 """A replay at a rate brings back what is due in this time together, and at least one."""
 RATE_MAX: Final = 1_000_000.0
@@ -247,32 +247,28 @@ class DeadLetters:
 
     async def purge(self, topic: Topic[Any] | str, name: str, **where: Unpack[Where]) -> int:
         """Remove dead letters, and those that are done after a replay; return how many. It cannot be undone."""
-        info = await self._found(topic, name)
-        wanted = chosen(info, name, ENDED, where)
-        rows = wanted.rows
-        if wanted.fits is not None:
-            job = f"purge-{secrets.token_hex(8)}"
-            await self._mark(wanted, job)
-            rows = _marked(info, name, ENDED, job)
-        local = await self._local()
-        return await local.call(local.store.parked.purge, rows)
+        info, local = await self._found(topic, name), await self._local()
+        parts = self._parts(chosen(info, name, ENDED, where))
+        return sum([await local.call(local.store.parked.purge, part) async for part in parts])
 
     async def _mark(self, wanted: Chosen, job: str) -> int:
         """Mark what is meant with a job; return how many."""
         local = await self._local()
-        if wanted.fits is None:
-            return await local.call(local.store.parked.stamp, wanted.rows, job)
-        marked = 0
+        return sum([await local.call(local.store.parked.stamp, part, job) async for part in self._parts(wanted)])
+
+    async def _parts(self, wanted: Chosen) -> AsyncIterator[ParkedFilter]:
+        """Yield filters that together mean the same, each of few rows: a long transaction would hold up all others."""
+        if wanted.fits is None and await self._count(wanted.rows) <= ROWS_TOGETHER:
+            yield wanted.rows
+            return
         async for rows in self._pages(wanted):
-            for partition in {row.shard.partition for row in rows}:
+            for partition in sorted({row.shard.partition for row in rows}):
                 offsets = frozenset(row.offset for row in rows if row.shard.partition == partition)
-                exactly = msgspec.structs.replace(wanted.rows, partition=partition, offsets=offsets)
-                marked += await local.call(local.store.parked.stamp, exactly, job)
-        return marked
+                yield msgspec.structs.replace(wanted.rows, partition=partition, offsets=offsets)
 
     async def _bring_back(self, marked: ParkedFilter, matched: int, rate: float | None) -> int:
         local = await self._local()
-        together = REPLAY_ROWS if rate is None else min(max(int(rate * PACE_SECONDS), 1), REPLAY_ROWS)
+        together = ROWS_TOGETHER if rate is None else min(max(int(rate * PACE_SECONDS), 1), ROWS_TOGETHER)
         replayed = 0
         while replayed < matched:
             begun = self._clock.monotonic()

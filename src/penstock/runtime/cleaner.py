@@ -1,8 +1,8 @@
 """The cleaner: dead letters that are older than the settings say are removed, and with them those that are done.
 
-Every open bus runs one, and looks once an hour; the lease `dead-letters` lets one of them work at a time. What counts
-is when a letter failed last, so that one that was brought back and died again is new. What waits for its next attempt
-is never removed. While nothing is too old, it writes nothing.
+Every open bus runs one. It looks when the bus opens, and then once an hour; the lease `dead-letters` lets one of them
+work at a time. What counts is when a letter failed last, so that one that was brought back and died again is new. What
+waits for its next attempt is never removed. While nothing is too old, it writes nothing.
 """
 
 from __future__ import annotations
