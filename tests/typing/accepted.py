@@ -7,7 +7,20 @@ from datetime import timedelta
 from typing import assert_type
 
 import penstock
-from penstock import Batch, Bus, Event, Gap, Position, Prepared, Receipt, StoredEvent, Topic
+from penstock import (
+    Batch,
+    Bus,
+    DeadGroup,
+    DeadLetter,
+    Event,
+    Gap,
+    Position,
+    Prepared,
+    Receipt,
+    Replayed,
+    StoredEvent,
+    Topic,
+)
 
 
 @penstock.event("order.placed", version=2)
@@ -62,3 +75,7 @@ async def main() -> None:
             if isinstance(item, Batch):
                 for stored in item:
                     assert_type(both.decode(stored), OrderPlaced | OrderPaid)
+        letters = await bus.dead_letters.ls(orders, "billing", error="KeyError", key=b"k", offsets=range(5), limit=5)
+        assert_type(letters, list[DeadLetter])
+        assert_type(await bus.dead_letters.groups("orders", "billing", partition=None), list[DeadGroup])
+        assert_type(await bus.dead_letters.replay(orders, "billing", rate=5, fingerprint="00"), Replayed)
