@@ -171,7 +171,7 @@ def groups(  # the same
     until: Until = None,
     as_json: Json = False,
 ) -> None:
-    """Group dead letters by the cause of their error, the most frequent first."""
+    """Group dead letters by the cause of their error."""
     found = _ask(context, topic, name, lambda letters: letters.groups(topic, name, **_where(context.params)))
     if as_json:
         print_json({"groups": [_group(each) for each in found]})
@@ -276,10 +276,10 @@ def replay(  # the same
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Deliver dead letters again, to this subscription alone; without --yes show which.
+    """Deliver dead letters again; without --yes show which.
 
-    `--mark` keeps exactly those that there are now for a replay by `--job`; what dies later is not part of it. A replay
-    that was interrupted goes on by its job, too.
+    They come to this subscription alone, where they were. `--mark` keeps exactly those that there are now for a replay
+    by `--job`; what dies later is not part of it. A replay that was interrupted goes on by its job, too.
     """
     where = _where(context.params)
     if mark and (yes or job is not None):
@@ -331,9 +331,9 @@ def purge(  # the same
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Remove dead letters, and those done after a replay; without --yes show which.
+    """Remove dead letters; without --yes show which.
 
-    What waits for its next attempt is never removed.
+    Those that are done after a replay go with them. What waits for its next attempt is never removed.
     """
     where = _where(context.params)
 
