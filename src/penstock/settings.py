@@ -226,6 +226,7 @@ class DeliverySettings:
         "How long handlers may take to end when their process is told to, before they are cancelled.",
         unit="s",
         minimum=0,
+    )
     dead_letter_days: float = setting(
         30.0, "How long dead letters are kept after they failed last; 0 keeps them for ever.", unit="d", minimum=0
     )
