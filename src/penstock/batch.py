@@ -460,6 +460,14 @@ class StoredEvent:
         stated = self._batch.value("headers", self._row)
         return dict(stated) if stated else {}
 
+    @property
+    def payload(self) -> tuple[bytes, str, dict[str, bytes] | None, str | None]:
+        """Data, type, headers if there are any, and content type: what decoding needs, at the price of one of them."""
+        value, row, place = self._batch.value, self._row, self._batch.place
+        headers = value("headers", row)
+        content_type = value("content_type", row) or (place.content_type if place else None)
+        return value("data", row), value("type", row) or UNTYPED, dict(headers) if headers else None, content_type
+
     def to_event(self) -> Event:
         """Return the envelope with everything resolved, independent of the batch."""
         return Event(

@@ -116,7 +116,7 @@ def _failure(reason: str | BaseException | Failure) -> Failure:
 class Delivery(_Hand, Generic[T]):
     """One event, handed over."""
 
-    __slots__ = ("_topic", "attempt", "done", "event", "keeper", "replay")
+    __slots__ = ("_topic", "attempt", "done", "event", "keeper", "lane", "replay")
 
     def __init__(
         self,
@@ -131,6 +131,8 @@ class Delivery(_Hand, Generic[T]):
     ) -> None:
         super().__init__(seat, engine, number)
         self._topic = topic
+        self.lane: bytes | int | None = None
+        """What its order is kept by, for whoever keeps it: its key, or its partition; None where there is no order."""
         self.done = False
         """Whether it was said to be done."""
         self.keeper: Callable[[float], None] | None = None
@@ -193,14 +195,6 @@ class Delivery(_Hand, Generic[T]):
         self._nack(self._offsets, delay, reason, retry=retry, counted=counted)
 
     @property
-    def lane(self) -> bytes | int | None:
-        """What its order is kept by: its key, or its partition if it has none; None where there is no order."""
-        if self._seat.berth:
-            return None
-        key = self.event.key
-        return self._seat.shard.partition if key is None else key
-
-    @property
     def paused(self) -> bool:
         """Whether the subscription is paused by now."""
         return self._engine.policy.paused
@@ -241,27 +235,24 @@ class Acks:
     """Acks of single deliveries that gather until they are told, which costs much less than to tell each by itself."""
 
     def __init__(self) -> None:
-        self._offsets: dict[Seat, list[int]] = {}
-        self._engines: dict[Seat, Engine] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._offsets)
+        self._offsets: dict[Engine, tuple[Seat, list[int]]] = {}
 
     def add(self, delivery: Delivery[Any]) -> None:
         """Take one."""
-        seat, engine = delivery._seat, delivery._engine  # noqa: SLF001 - a delivery is the consumer's own
+        engine = delivery._engine  # noqa: SLF001 - a delivery is the consumer's own
         delivery.said = delivery.done = True
-        if self._engines.setdefault(seat, engine) is not engine:
-            self.tell()  # the shard was loaded anew meanwhile
-            self._engines[seat] = engine
-        self._offsets.setdefault(seat, []).append(delivery.event.offset)
+        known = self._offsets.get(engine)
+        if known is None:
+            known = self._offsets[engine] = (delivery._seat, [])  # noqa: SLF001 - the same
+        known[1].append(delivery.event.offset)
 
     def tell(self) -> None:
-        """Tell them; those of shards that were lost meanwhile are others' to handle again."""
-        engines, self._engines = self._engines, {}
+        """Tell them; those of shards that were lost, or loaded anew, meanwhile are handled again."""
+        if not self._offsets:
+            return
         settled, self._offsets = self._offsets, {}
-        for seat, offsets in settled.items():
-            if seat.engine is engines[seat]:
+        for engine, (seat, offsets) in settled.items():
+            if seat.engine is engine:
                 seat.tell(Ack(Range(offsets[0], offsets[0] + 1) if len(offsets) == 1 else np.array(offsets, np.int64)))
 
 
@@ -485,7 +476,11 @@ class Consumer(Generic[T]):
         """Return the next of those that were prefetched, if there is one that is not somebody else's by now."""
         while self._queue:
             delivery = self._queue.popleft()
-            if not delivery.stale and self._member is not None and self._member.present:
+            if (
+                not delivery.stale
+                and self._member is not None
+                and self._member.present_at(self._member.clock.monotonic())
+            ):
                 return delivery
         return None
 
@@ -513,7 +508,7 @@ class Consumer(Generic[T]):
             if taken is None:
                 await member.wait()
             else:
-                self._queue.extend(self._singles(*taken, hands=int(singly)))
+                self._queue.extend(self._singles(*taken) if singly else self._many(*taken))
         return False
 
     def give_back(self, lane: bytes | int | None = None) -> None:
@@ -524,17 +519,31 @@ class Consumer(Generic[T]):
                 delivery.give_back()
         self._queue = deque(kept)
 
-    def _singles(self, seat: Seat, handed: Deliver, *, hands: int) -> Iterator[Delivery[T]]:
+    def _singles(self, seat: Seat, handed: Deliver) -> Iterator[Delivery[T]]:
+        """Yield deliveries with a hand each."""
+        for number, delivery in enumerate(self._delivered(seat, handed), handed.hand):
+            delivery._number = number  # noqa: SLF001 - the same
+            yield delivery
+
+    def _many(self, seat: Seat, handed: Deliver) -> Iterator[Delivery[T]]:
+        """Yield deliveries of one hand, each with its lane."""
+        ordered, partition = not seat.berth, seat.shard.partition
+        for delivery in self._delivered(seat, handed):
+            if ordered:
+                key = delivery.event.key
+                delivery.lane = partition if key is None else key
+            yield delivery
+
+    def _delivered(self, seat: Seat, handed: Deliver) -> Iterator[Delivery[T]]:
         engine, topic, number = seat.engine, self._topic, handed.hand
+        attempts, replays = handed.attempts, handed.replays
         assert engine is not None
         assert topic is not None
         for piece in handed.pieces:
             for event in piece.source.events(piece.rows):
-                offset = event.offset
-                attempt = handed.attempts.get(offset, 1)
-                replay = handed.replays.get(offset, 0)
+                attempt = attempts.get(event.offset, 1) if attempts else 1
+                replay = replays.get(event.offset, 0) if replays else 0
                 yield Delivery(seat, engine, number, topic, event, attempt=attempt, replay=replay)
-                number += hands
 
     # --- batches ------------------------------------------------------------------------------
 

@@ -41,6 +41,8 @@ class Handler:
 
     def arguments(self, value: Any, delivery: Delivery[Any]) -> list[Any]:
         """Return what it is called with."""
+        if len(self.takes) == 1:
+            return [delivery] if self.takes[0] else [value]
         return [delivery if is_delivery else value for is_delivery in self.takes]
 
 

@@ -29,7 +29,7 @@ from penstock.engine.work import TIMED_OUT
 from penstock.errors import DecodeError, FutureVersion, StaleDelivery, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from penstock.bus.consumer import Consumer, Delivery
     from penstock.bus.handlers import Handler, Subscriber
@@ -159,7 +159,8 @@ class Handling:
             if delivery is None and not await self._wait():
                 return
             while delivery is not None:
-                self._tend_soon()
+                if not self._tending:
+                    self._tend_soon()
                 await self._attempt(worker, delivery)
                 delivery = self._intake.after(delivery)
 
@@ -183,9 +184,8 @@ class Handling:
             self._wake()  # whoever is woken asks, should this one have taken the last
 
     def _tend_soon(self) -> None:
-        if not self._tending:
-            self._tending = True
-            asyncio.get_running_loop().call_soon(self._tend)
+        self._tending = True
+        asyncio.get_running_loop().call_soon(self._tend)
 
     def _tend(self) -> None:
         """Tell what was done, and let another worker begin if there is something for it; called by the event loop."""
@@ -215,26 +215,22 @@ class Handling:
         try:
             if self._middleware:
                 await self._around(0, handler, delivery)
-            else:
-                await self._call(handler, delivery)
-        except asyncio.CancelledError as error:
-            if self._is_overdue(worker):
-                self._say(partial(delivery.fail, self._timeout(worker)))
-            elif worker.task is not None and worker.task.cancelling():
-                delivery.give_back()  # it is this process that ends; the event has done nothing wrong
-                raise
-            else:
-                self._say(partial(delivery.fail, error))  # something that the handler waited for was cancelled
+            elif (result := await self._called(handler, delivery)) is not None:
+                self._surprise(handler, result)
         except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever else a handler raises is its verdict
-            self._is_overdue(worker)
-            self._say(partial(self._failed, delivery, error))
+        except BaseException as error:  # whatever else a handler raises is its verdict
+            overdue, cancelled = self._is_overdue(worker), isinstance(error, asyncio.CancelledError)
+            if cancelled and not overdue and _is_cancelled(worker):
+                delivery.give_back()  # it is this process that ends; the event has done nothing wrong
+                raise
+            self._say(partial(self._failed, delivery, self._timeout(worker) if overdue and cancelled else error))
         else:
             self._is_overdue(worker)
             if not (delivery.said or self.subscriber.manual):
                 self._acks.add(delivery)
-                self._tend_soon()
+                if not self._tending:
+                    self._tend_soon()
         finally:
             worker.delivery = None
 
@@ -250,12 +246,13 @@ class Handling:
         worker.deadline = self._clock.monotonic() + by
 
     async def _around(self, index: int, handler: Handler | None, delivery: Delivery[Any]) -> None:
-        if index == len(self._middleware):
-            await self._call(handler, delivery)
-        else:
+        if index < len(self._middleware):
             await self._middleware[index](delivery, partial(self._around, index + 1, handler, delivery))
+        elif (result := await self._called(handler, delivery)) is not None:
+            self._surprise(handler, result)
 
-    async def _call(self, handler: Handler | None, delivery: Delivery[Any]) -> None:
+    def _called(self, handler: Handler | None, delivery: Delivery[Any]) -> Awaitable[Any]:
+        """Decode an event, and begin with its handler; returns what to wait for."""
         try:
             value = delivery.value
         except FutureVersion:
@@ -263,20 +260,16 @@ class Handling:
         except DecodeError as error:
             raise Undecodable(error) from error
         assert handler is not None, "what can be decoded has a handler, or is ignored"
-        arguments = handler.arguments(value, delivery)
         if handler.in_loop:
-            result = await handler.function(*arguments)
-        else:
-            result = await self._in_thread(handler, arguments)
-        if result is not None:
-            self._surprise(handler, result)
-
-    async def _in_thread(self, handler: Handler, arguments: list[Any]) -> Any:
+            began: Awaitable[Any] = handler.function(*handler.arguments(value, delivery))
+            return began
         assert self._threads is not None
-        return await self._threads.call(contextvars.copy_context().run, handler.function, *arguments)
+        context = contextvars.copy_context()
+        return self._threads.call(context.run, handler.function, *handler.arguments(value, delivery))
 
-    def _surprise(self, handler: Handler, result: Any) -> None:
+    def _surprise(self, handler: Handler | None, result: Any) -> None:
         """Say once that what a handler returns does not matter."""
+        assert handler is not None
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
@@ -290,8 +283,10 @@ class Handling:
 
     # --- verdicts -----------------------------------------------------------------------------
 
-    def _failed(self, delivery: Delivery[Any], error: BaseException) -> None:
+    def _failed(self, delivery: Delivery[Any], error: BaseException | Failure) -> None:
         match error:
+            case Failure():
+                delivery.fail(error)
             case Undecodable():
                 delivery.fail(error.error, retry=False)
             case Reject():
@@ -366,3 +361,7 @@ class Handling:
         logger.warning(
             "%s: handler %s %s: at %s for %.3g s", self, name, what, worker.delivery.position, now - worker.began
         )
+
+
+def _is_cancelled(worker: Worker) -> bool:
+    return worker.task is not None and worker.task.cancelling() > 0

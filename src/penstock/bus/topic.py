@@ -219,13 +219,15 @@ class Topic(Generic[T]):
         """Return the value of an event of this topic, brought up to the present version of its class."""
         if not self.types:
             return event.data  # type: ignore[return-value] # a topic without classes is a Topic[bytes]
-        event_type = self._by_name.get(event.type or "")
-        if event_type is None:
-            near = did_you_mean(event.type or "", self._by_name)
-            raise DecodeError(f"topic {self.name!r} declares no event type {event.type!r}{near}")
-        value: T = event_type.decode(
-            event.data, version_of(event.headers), event.content_type or self.settings.content_type
+        data, type_name, headers, content_type = (
+            (event.data, event.type, event.headers, event.content_type) if isinstance(event, Event) else event.payload
         )
+        event_type = self._by_name.get(type_name or "")
+        if event_type is None:
+            near = did_you_mean(type_name or "", self._by_name)
+            raise DecodeError(f"topic {self.name!r} declares no event type {type_name!r}{near}")
+        version = version_of(headers) if headers else 1
+        value: T = event_type.decode(data, version, content_type or self.settings.content_type)
         return value
 
 

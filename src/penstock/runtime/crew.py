@@ -61,10 +61,9 @@ class Place(Waiter):
         """Why it can go on no more."""
         return self.crew.ended
 
-    @property
-    def present(self) -> bool:
-        """Whether what was handed over is still its own, as far as this process can tell by itself."""
-        return self.crew.present
+    def present_at(self, now: float) -> bool:
+        """Tell whether what was handed over is still its own, as far as this process can tell by itself."""
+        return self.crew.present_at(now)
 
     @property
     def gaps(self) -> int:

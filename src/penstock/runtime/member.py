@@ -205,7 +205,11 @@ class Member(Waiter):
     @property
     def present(self) -> bool:
         """Whether what was handed over is still its own, as far as this process can tell by itself."""
-        return not self._dispatcher.presence.lapsed
+        return self.present_at(self.clock.monotonic())
+
+    def present_at(self, now: float) -> bool:
+        """Tell the same, for whoever has just looked at the clock."""
+        return not self._dispatcher.presence.lapsed_at(now)
 
     def declare(self, gap: Gap, seat: Seat) -> None:
         """Tell the consumer of a hole."""

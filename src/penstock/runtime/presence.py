@@ -151,7 +151,11 @@ class Presence(Loop):
 
         Asked before anything is handed over: a process that was frozen knows by its own clock, before it asks anybody.
         """
-        if self._lease is not None and self._clock.monotonic() >= self._present_until:
+        return self.lapsed_at(self._clock.monotonic())
+
+    def lapsed_at(self, now: float) -> bool:
+        """Tell the same, for whoever has just looked at the clock."""
+        if self._lease is not None and now >= self._present_until:
             self._vanished("it was silent for longer than its lease")
         return self._lease is None
 
