@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.batch import Batch as Batch
     from penstock.batch import StoredEvent as StoredEvent
+    from penstock.bus.buffered import BufferedPublisher as BufferedPublisher
     from penstock.bus.bus import Bus as Bus
     from penstock.bus.consumer import Consumer as Consumer
     from penstock.bus.consumer import DeliveredBatch as DeliveredBatch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.bus.letters import Replayed as Replayed
     from penstock.bus.publisher import Prepared as Prepared
     from penstock.bus.publisher import Receipt as Receipt
+    from penstock.bus.shipments import PendingReceipt as PendingReceipt
     from penstock.bus.topic import Topic as Topic
     from penstock.bus.verdicts import Reject as Reject
     from penstock.bus.verdicts import RetryLater as RetryLater
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Batch": "penstock.batch",
     "StoredEvent": "penstock.batch",
+    "BufferedPublisher": "penstock.bus.buffered",
     "Bus": "penstock.bus.bus",
     "Consumer": "penstock.bus.consumer",
     "DeliveredBatch": "penstock.bus.consumer",
@@ -56,6 +59,7 @@ _HOMES = {
     "Replayed": "penstock.bus.letters",
     "Prepared": "penstock.bus.publisher",
     "Receipt": "penstock.bus.publisher",
+    "PendingReceipt": "penstock.bus.shipments",
     "Topic": "penstock.bus.topic",
     "Reject": "penstock.bus.verdicts",
     "RetryLater": "penstock.bus.verdicts",

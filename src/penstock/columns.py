@@ -299,6 +299,11 @@ def times(array: pa.Array, absent: int) -> npt.NDArray[np.int64]:
     return np.where(present, values, absent)
 
 
+def partition_of_key(key: bytes, partitions: int) -> int:
+    """Return the partition of one key."""
+    return xxhash.xxh64_intdigest(key, PARTITION_SEED) % partitions
+
+
 def key_hashes(batch: pa.RecordBatch, seed: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
     """Return `xxh64(key, seed)` of each event, and which events have a key (None: all have one)."""
     if "key" not in batch.schema.names:

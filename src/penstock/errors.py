@@ -21,6 +21,8 @@
       - PublishError
         + PublishUnknown           the events may or may not be stored; resend `prepared`
         + PartialPublish           some partitions of a batch succeeded, others did not
+        + PublishHalted            an event before it was not stored, so it was not sent
+        + BufferFull               a publisher has no room for an event: wait for some
       - WindowFull                 an offset is too far ahead of the first unsettled one
       - StoreError
         + StoreUnavailable         no store for this URL: unknown scheme or missing extra
@@ -246,6 +248,38 @@ class PartialPublish(PublishError):
         self.receipts = dict(receipts)
         self.errors = dict(errors)
         self.prepared = prepared
+
+
+class PublishHalted(PublishError):
+    """Raised when buffered events were not sent, because others before them, of the same partition, were not stored.
+
+    Surely nothing of them was stored. The error of those before is the cause. `await error.prepared.send()` sends
+    them, after those before them if order matters.
+    """
+
+    def __init__(self, topic: str, partition: int, count: int, prepared: Any) -> None:
+        super().__init__(
+            f"{count:,} events for partition {partition} of {topic!r} were not sent, because others before them were "
+            f"not stored; `await error.prepared.send()` sends them"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.count = count
+        self.prepared = prepared
+
+
+class BufferFull(PublishError):
+    """Raised when a buffered publisher holds as much as it may. The event was not taken; wait for room, or `put` it."""
+
+    def __init__(self, topic: str, size: int, held: int, limit: int) -> None:
+        super().__init__(
+            f"the publisher of {topic!r} holds {held:,} bytes of {limit:,}, and there is no room for {size:,} more: "
+            f"`await publisher.room()` before sending, or `await publisher.put(value)` (in_flight_bytes)"
+        )
+        self.topic = topic
+        self.size = size
+        self.held = held
+        self.limit = limit
 
 
 # --- stores ----------------------------------------------------------------------------------

@@ -22,11 +22,13 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from penstock.batch import Batch, StoredEvent
+from penstock.bus.buffered import IN_FLIGHT_BYTES, SHIPMENT_BYTES, BufferedPublisher, closed_publishers
 from penstock.bus.dead_letters import DeadLetters
 from penstock.bus.delayed import Delayed, ScheduledReceipt, delayed_id, due_us
 from penstock.bus.deliveries import Checkpoint, Deliveries, Retry, policy_changes
 from penstock.bus.directory import TopicDirectory
 from penstock.bus.entrances import Entrances
+from penstock.bus.grouping import GROUP_EVENTS_MAX
 from penstock.bus.local import Local
 from penstock.bus.publisher import Prepared, Publisher, Receipt
 from penstock.bus.signals import caught
@@ -102,6 +104,7 @@ class Bus:
         self._opening = asyncio.Lock()
         self._backend: Backend | None = None
         self._publisher_: Publisher | None = None
+        self._buffered: set[BufferedPublisher[Any]] = set()
         self._state = "new"
 
     def __repr__(self) -> str:
@@ -138,9 +141,13 @@ class Bus:
         await self._opened()
 
     async def close(self) -> None:
-        """Let handlers and every publish under way end, then close; may be repeated."""
+        """Let handlers and every publish under way end, then close; may be repeated.
+
+        Publishers that are open are closed first. A failure of theirs that nobody has seen is raised at the end.
+        """
         await self._subscribers.stop()
         async with self._opening:
+            unseen = await closed_publishers(self._buffered)
             was, self._state = self._state, "closed"
             self._directory.forget()
             if was == "open":
@@ -149,6 +156,8 @@ class Bus:
                 await self._entrances.stop()
                 await self._publisher.drained()
                 await self._backend.close()
+        if unseen is not None:
+            raise unseen
 
     async def _opened(self) -> Backend:
         if self._state != "open":
@@ -337,6 +346,34 @@ class Bus:
         topic = await self._directory.topic(topic)
         prepared = self._prepared_batch(topic, values, keys)
         return await prepared.send(timeout=timeout)
+
+    def publisher(
+        self,
+        topic: Topic[T] | str,
+        *,
+        linger: float | timedelta = 0.005,
+        max_events: int = GROUP_EVENTS_MAX,
+        max_bytes: int = SHIPMENT_BYTES,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
+        retry_for: float | timedelta = 30.0,
+    ) -> BufferedPublisher[T]:
+        """Return a publisher that gathers events and stores many at a time: for those who send much.
+
+        * `linger`: an event waits so long for company, and leaves sooner when there are `max_events` or `max_bytes`
+          of its partition.
+        * `in_flight_bytes`: so much may be on its way, each event counted with 200 bytes more than it has.
+        * `retry_for`: so long are events sent again whose outcome is unknown, before their senders are told.
+        """
+
+        async def find() -> tuple[Topic[Any], Publisher]:
+            found = await self._directory.topic(topic)
+            await self._opened()
+            return found, self._publisher
+
+        return BufferedPublisher(
+            find, self._buffered, self._clock, linger=linger, max_events=max_events, max_bytes=max_bytes,
+            in_flight_bytes=in_flight_bytes, retry_for=retry_for,
+        )  # fmt: skip
 
     def prepare(self, topic: Topic[T] | str, value: T | Event, **fields: Unpack[EventFields]) -> Prepared:
         """Encode and check an event now, and send it later, as often as needed: it is stored once.

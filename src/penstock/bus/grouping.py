@@ -107,11 +107,11 @@ class Group:
         self.dissolved = not self.uncertain
         for future in waiting:
             if not future.done():
-                future.set_exception(_own(outcome) if isinstance(outcome, PenstockError) else outcome)
+                future.set_exception(own_copy(outcome) if isinstance(outcome, PenstockError) else outcome)
                 future.exception()  # if its task is cancelled just now, nobody will ask, and that is no fault
 
 
-def _own(error: Exception) -> Exception:
+def own_copy(error: Exception) -> Exception:
     """Return a copy of an error, for one of several tasks that raise it: each adds its own trace and notes."""
     own = copy.copy(error).with_traceback(error.__traceback__)
     own.__cause__ = error.__cause__
@@ -211,6 +211,11 @@ class Room:
         self._empty = asyncio.Event()
         self._empty.set()
 
+    @property
+    def bytes(self) -> int:
+        """How much is taken."""
+        return self._bytes
+
     def take(self, size: int) -> bool:
         """Take room for one event of that size; False if there is none now, or others wait for it."""
         events = self._events
@@ -244,7 +249,7 @@ class Room:
         """Give back what was taken, and pass it on to those in line."""
         self._events -= events
         self._bytes -= size
-        while self._line and (self._line[0][0].done() or self._fits(self._line[0][1])):
+        while self._line and (self._line[0][0].done() or self.fits(self._line[0][1])):
             future, wanted = self._line.popleft()
             if not future.done():
                 self.occupy(1, wanted)
@@ -252,8 +257,8 @@ class Room:
         if not self._events:
             self._empty.set()
 
-    def _fits(self, size: int) -> bool:
-        # Whatever its size, an event fits into an empty room.
+    def fits(self, size: int) -> bool:
+        """Say whether there is room for an event; whatever its size, it fits into an empty room."""
         return self._events < self._events_max and (self._bytes + size <= self._bytes_max or not self._events)
 
     async def emptied(self) -> None:

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from penstock import columns as cols
 from penstock.batch import Batch
@@ -263,8 +262,10 @@ class Publisher:
         self.topics = topics
         self._clock = clock
         self._limits = EventLimits(limits)
-        self._part_bytes_max = limits.batch_bytes_max
-        self._certainly_allowed = min(limits.event_bytes_max, limits.batch_bytes_max)
+        self.part_bytes_max = limits.batch_bytes_max
+        """What may go to a partition at once."""
+        self.certainly_allowed = min(limits.event_bytes_max, limits.batch_bytes_max)
+        """An event without headers that is no larger needs no other check."""
         self._producers: dict[Partition, _Producer] = {}
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._turn = count()
@@ -284,25 +285,33 @@ class Publisher:
 
     def prepare_event(self, topic: str, partitions: int, event: Event) -> Prepared:
         """Do the same for one event, which becomes columns only together with others."""
-        size = _size(event)
         partition = 0
         if partitions > 1:
-            key = event.key
-            number = next(self._turn) if key is None else xxhash.xxh64_intdigest(key, cols.PARTITION_SEED)
-            partition = number % partitions
-        if size > self._certainly_allowed or event.headers:
+            partition = (
+                next(self._turn) % partitions if event.key is None else cols.partition_of_key(event.key, partitions)
+            )
+        return PreparedEvent(topic, self, event, self.checked_size(event, partition), partition)
+
+    def prepare_part(self, topic: str, partition: int, batch: Batch) -> Prepared:
+        """Do the same for events of one partition whose limits were checked, one by one and together."""
+        return PreparedBatch(topic, self, [Part(partition, batch)], np.full(len(batch), partition, np.int32))
+
+    def checked_size(self, event: Event, partition: int) -> int:
+        """Return the bytes of an event; raise `TooLarge` if it has too much of anything."""
+        size = _size(event)
+        if size > self.certainly_allowed or event.headers:
             self._limits.size.check(size)
             self._limits.headers.check(len(event.headers))
             self._limits.header_bytes.check(_header_bytes(event.headers))
             self._check_part(partition, size)
-        return PreparedEvent(topic, self, event, size, partition)
+        return size
 
     def _check_part(self, partition: int, size: int) -> None:
-        if size > self._part_bytes_max:
+        if size > self.part_bytes_max:
             raise TooLarge(
                 f"this publish, for partition {partition},",
                 size,
-                self._part_bytes_max,
+                self.part_bytes_max,
                 "publish it in several batches (limits.batch_bytes_max)",
             )
 
@@ -313,7 +322,7 @@ class Publisher:
         lane = self._lanes.get((info.log_id, number))
         if lane is None:
             partition = Partition(info.log_id, number)
-            lane = Lane(number, partial(self._append, topic, partition), self._part_bytes_max, self.room)
+            lane = Lane(number, partial(self._append, topic, partition), self.part_bytes_max, self.room)
             self._lanes[partition] = lane
         return lane
 

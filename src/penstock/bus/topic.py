@@ -48,13 +48,23 @@ class EventFields(TypedDict, total=False):
     """Seconds (or a `timedelta`) after which it is not worth delivering, instead of the topic's."""
 
 
-class _Form(NamedTuple):
+class Form(NamedTuple):
     """What all events of one class have in common."""
 
     encode: Callable[[Any], bytes]
     type: str | None
     content_type: str | None
     headers: dict[str, bytes]
+
+    def to_event(self, data: bytes, key: bytes | None = None) -> Event:
+        """Return an event of this form."""
+        return Event(
+            data=data,
+            type=self.type,
+            key=key,
+            content_type=self.content_type,
+            headers=dict(self.headers) if self.headers else {},
+        )
 
 
 class Topic(Generic[T]):
@@ -112,11 +122,9 @@ class Topic(Generic[T]):
             retention=retention or Retention(),
         )
         self._forms = {
-            event_type.cls: _Form(
-                event_type.encode, event_type.name, self._content_type(event_type), event_type.headers
-            )
+            event_type.cls: Form(event_type.encode, event_type.name, self._content_type(event_type), event_type.headers)
             for event_type in self.types.values()
-        } or {bytes: _Form(bytes, None, None, {})}
+        } or {bytes: Form(bytes, None, None, {})}
 
     def __repr__(self) -> str:
         events = ", ".join(sorted(self._by_name)) or "bytes"
@@ -124,12 +132,18 @@ class Topic(Generic[T]):
 
     # --- values to events --------------------------------------------------------------------
 
+    @property
+    def forms(self) -> Iterable[Form]:
+        """The form of each class."""
+        return self._forms.values()
+
     def to_event(self, value: T | Event, now_us: int, fields: EventFields | None = None) -> Event:
         """Return a value as an event; `fields` are what the publisher sets for this one."""
         if isinstance(value, Event):
             event = value
         else:
-            event = self._encoded(value)
+            form, data, key = self.row(value)
+            event = form.to_event(data, key)
             if not fields and self.ttl_seconds is None and _is_sound(event):
                 return event
         changes = _checked(fields or {})
@@ -152,18 +166,13 @@ class Topic(Generic[T]):
             event = msgspec.structs.replace(event, headers=dict(event.headers))
         return event
 
-    def _encoded(self, value: T) -> Event:
+    def row(self, value: T) -> tuple[Form, bytes, bytes | None]:
+        """Return what an event is made of: its form, its bytes and its key, as codec and key function gave them."""
         form = self._forms.get(type(value))
         if form is None:
             raise self._wrong_class(type(value))
         key = None if self.key is None else self.key(value)
-        return Event(
-            data=form.encode(value),
-            type=form.type,
-            key=utf8("key", key) if isinstance(key, str) else key,
-            content_type=form.content_type,
-            headers=dict(form.headers) if form.headers else {},
-        )
+        return form, form.encode(value), utf8("key", key) if isinstance(key, str) else key
 
     def to_batch(self, values: Sequence[T | Event], now_us: int, keys: Sequence[Key] | None = None) -> Batch:
         """Return many values as one batch, built column by column; `keys` instead of the topic's key."""

@@ -13,8 +13,6 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-import xxhash
-
 from penstock import columns as cols
 from penstock.batch import Batch
 from penstock.errors import Fenced, LeaseError, StoreClosed, UsageError, WritingStopped
@@ -78,7 +76,7 @@ def partition_of(event: Event, partitions: int, keyless: int) -> int:
     """Return the partition of an event: its key's, or `keyless` modulo their number."""
     if event.key is None:
         return keyless % partitions
-    return xxhash.xxh64_intdigest(event.key, cols.PARTITION_SEED) % partitions
+    return cols.partition_of_key(event.key, partitions)
 
 
 async def append(host: Host, moves: Sequence[Move]) -> list[Appended | Exception]:
