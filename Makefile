@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench campaign slow lock docs clean
+.PHONY: help setup demo test check bench campaign slow lock docs sync clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -48,6 +48,9 @@ slow: $(STAMP) ## the long tests: more examples, every test marked slow
 
 docs: $(STAMP) ## build the documentation, warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+sync: $(STAMP) ## write the synchronous bus anew, from the asynchronous one
+	$(BIN)/python tools/sync_facade.py
 
 lock: $(STAMP) ## pin the newest versions anew: names, versions and hashes only
 	$(BIN)/uv pip compile -q pyproject.toml --group dev --extra cli --extra spark --extra metrics --extra otel --universal --python-version 3.11 \

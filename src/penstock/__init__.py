@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from penstock.bus.publisher import Prepared as Prepared
     from penstock.bus.publisher import Receipt as Receipt
     from penstock.bus.shipments import PendingReceipt as PendingReceipt
+    from penstock.bus.sync import SyncBus as SyncBus
+    from penstock.bus.sync import SyncConsumer as SyncConsumer
+    from penstock.bus.sync import SyncDeliveredBatch as SyncDeliveredBatch
+    from penstock.bus.sync import SyncDelivery as SyncDelivery
+    from penstock.bus.sync import SyncPrepared as SyncPrepared
     from penstock.bus.topic import Topic as Topic
     from penstock.bus.verdicts import Reject as Reject
     from penstock.bus.verdicts import RetryLater as RetryLater
@@ -60,6 +65,11 @@ _HOMES = {
     "Prepared": "penstock.bus.publisher",
     "Receipt": "penstock.bus.publisher",
     "PendingReceipt": "penstock.bus.shipments",
+    "SyncBus": "penstock.bus.sync",
+    "SyncConsumer": "penstock.bus.sync",
+    "SyncDeliveredBatch": "penstock.bus.sync",
+    "SyncDelivery": "penstock.bus.sync",
+    "SyncPrepared": "penstock.bus.sync",
     "Topic": "penstock.bus.topic",
     "Reject": "penstock.bus.verdicts",
     "RetryLater": "penstock.bus.verdicts",

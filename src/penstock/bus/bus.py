@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from penstock.bus.consumer import Consumer
     from penstock.bus.handlers import Subscriber
     from penstock.bus.middleware import Middleware
+    from penstock.bus.sync import SyncBus
     from penstock.engine.lag import LagInfo
     from penstock.engine.policy import Exhausted
     from penstock.ports import Backend, Store
@@ -158,6 +159,22 @@ class Bus:
                 await self._backend.close()
         if unseen is not None:
             raise unseen
+
+    def sync(self) -> SyncBus:
+        """Return this bus for code that is not asynchronous: the same methods, which wait, for any number of threads.
+
+        It opens with `with`, or at its first use, in an event loop and a thread of its own.
+        """
+        from penstock.bus.portal import Portal
+        from penstock.bus.sync import SyncBus, SyncPrepared
+
+        return SyncBus(Portal(self._begin_in_portal, self.close, SyncPrepared), self)
+
+    def _begin_in_portal(self) -> None:
+        self._check_not_closed()
+        if self._state == "open":
+            raise UsageError("this bus is open already, in another event loop or thread: make another one for `sync()`")
+        self._make_backend()  # now, since several threads may ask for it later
 
     async def _opened(self) -> Backend:
         if self._state != "open":
