@@ -19,6 +19,21 @@ from penstock import (
     Receipt,
     Replayed,
     StoredEvent,
+    BufferedPublisher,
+    Bus,
+    Event,
+    Gap,
+    PendingReceipt,
+    Position,
+    Prepared,
+    Receipt,
+    ScheduledReceipt,
+    StoredEvent,
+    SyncBus,
+    SyncConsumer,
+    SyncDeliveredBatch,
+    SyncDelivery,
+    SyncPrepared,
     Topic,
 )
 
@@ -79,3 +94,42 @@ async def main() -> None:
         assert_type(letters, list[DeadLetter])
         assert_type(await bus.dead_letters.groups("orders", "billing", partition=None), list[DeadGroup])
         assert_type(await bus.dead_letters.replay(orders, "billing", rate=5, fingerprint="00"), Replayed)
+
+
+async def buffered(bus: Bus) -> None:
+    async with bus.publisher(orders, linger=timedelta(milliseconds=1), max_events=100) as publisher:
+        assert_type(publisher, BufferedPublisher[OrderPlaced])
+        pending = publisher.send(OrderPlaced("ada"), key=b"k", headers={"a": "b"})
+        assert_type(pending, PendingReceipt)
+        assert_type(await pending, Receipt)
+        assert_type(await publisher.put(Event(data=b"{}"), ttl=60), PendingReceipt)
+        await publisher.flush()
+    async with bus.publisher(both) as mixed:
+        mixed.send(OrderPaid("ada"))
+        mixed.send(OrderPlaced("ada"))
+    named: BufferedPublisher[bytes] = bus.publisher("raw")
+    await named.put(b"x")
+
+
+def synchronous(bus: Bus) -> None:
+    with bus.sync() as sync_bus:
+        assert_type(sync_bus, SyncBus)
+        assert_type(sync_bus.publish(orders, OrderPlaced("ada"), key="k", timeout=1.5), Receipt)
+        assert_type(sync_bus.publish(orders, OrderPlaced("ada"), delay=60), ScheduledReceipt)
+        assert_type(sync_bus.publish_batch(raw, [b"x"], keys=["k"]), Receipt)
+        prepared = sync_bus.prepare(orders, OrderPlaced("ada"))
+        assert_type(prepared, SyncPrepared)
+        assert_type(prepared.send(), Receipt)
+        for event in sync_bus.read(orders, partition=0):
+            assert_type(event, StoredEvent)
+        for item in sync_bus.read_batches(orders):
+            assert_type(item, Batch | Gap)
+        with sync_bus.consume(orders, "billing", mode="exclusive") as consumer:
+            assert_type(consumer, SyncConsumer[OrderPlaced])
+            for delivery in consumer:
+                assert_type(delivery, SyncDelivery[OrderPlaced])
+                assert_type(delivery.value, OrderPlaced)
+                delivery.ack()
+            for batch in consumer.batches(max_events=10):
+                assert_type(batch, SyncDeliveredBatch)
+                batch.ack(up_to=5)

@@ -27,3 +27,20 @@ async def main(bus: Bus) -> None:
     await bus.publish_batch(orders, b"bytes")  # type: ignore[misc]
     receipt = await bus.publish(orders, OrderPlaced("ada"))
     receipt.duplicate = True  # type: ignore[misc]
+
+
+async def buffered(bus: Bus) -> None:
+    publisher = bus.publisher(orders)
+    publisher.send(b"bytes")  # type: ignore[arg-type]
+    publisher.send(OrderPlaced("ada"), header={})  # type: ignore[call-arg]
+    await publisher.put("text")  # type: ignore[arg-type]
+    await publisher.put(OrderPlaced("ada"), key=5)  # type: ignore[arg-type]
+
+
+def synchronous(bus: Bus) -> None:
+    with bus.sync() as sync_bus:
+        sync_bus.publish(orders, b"bytes")  # type: ignore[misc]
+        sync_bus.publish_batch(orders, b"bytes")  # type: ignore[misc]
+        sync_bus.consume(orders, "billing", mode="wrong")  # type: ignore[arg-type]
+        for delivery in sync_bus.consume(orders, "billing"):
+            delivery.attempt = 5  # type: ignore[misc]

@@ -60,10 +60,10 @@ class Portal:
 
     def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine in the loop and return its result."""
-        future: Future[R] | None = None
+        done: Future[R] = Future()  # before anything else, so that an interrupt at any moment can cancel it
         try:
-            future = self._submitted(coroutine)
-            return future.result()
+            self._submit(coroutine, done)
+            return done.result()
         except CancelledError:
             raise BusClosed("this bus was closed while something waited for it") from None
         except PublishError as error:
@@ -71,11 +71,8 @@ class Portal:
             if prepared is not None and not isinstance(prepared, Facade):
                 error.prepared = self._resend(self, prepared)  # type: ignore[attr-defined] # not all of them have one
             raise
-        except BaseException as error:
-            if future is not None:
-                future.cancel()  # does nothing if the error is the call's own
-            elif isinstance(error, Exception):
-                coroutine.close()  # it was refused
+        except BaseException:
+            done.cancel()  # does nothing if the error is the call's own
             raise
 
     def run(self, function: Callable[[], R]) -> R:
@@ -111,23 +108,25 @@ class Portal:
                     raise error
         finally:
             # Not waited for: a generator may be collected anywhere, also in the loop's own thread.
-            ending = _close(items)
-            try:
-                self._submitted(ending, waits=False)
-            except UsageError:  # it is closed, or of another process
-                ending.close()
+            with suppress(UsageError):  # it is closed, or of another process
+                self._submit(_close(items), Future(), waits=False)
 
-    def _submitted(self, coroutine: Coroutine[Any, Any, R], *, waits: bool = True) -> Future[R]:
-        self._check_process()
-        if waits and threading.current_thread() is self._thread:
-            raise UsageError("this is the thread of the bus's own event loop, which cannot wait for itself")
-        # Under the lock, so that what is submitted before `stop` is there when the loop ends, and is told.
-        with self._lock:
-            self._check_open()
-            if self._loop is None:
-                self._start()
-            assert self._loop is not None
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def _submit(self, coroutine: Coroutine[Any, Any, R], done: Future[R], *, waits: bool = True) -> None:
+        """Let the loop run a coroutine, unless it was cancelled before that."""
+        try:
+            self._check_process()
+            if waits:
+                self._check_thread()
+            # Under the lock, so that what is submitted before `stop` is there when the loop ends, and is told.
+            with self._lock:
+                self._check_open()
+                if self._loop is None:
+                    self._start()
+                assert self._loop is not None
+                self._loop.call_soon_threadsafe(_run, coroutine, done)
+        except Exception:
+            coroutine.close()
+            raise
 
     def _check_open(self) -> None:
         if self._stopped:
@@ -135,6 +134,10 @@ class Portal:
         if not self._begun:
             self._begin()
             self._begun = True
+
+    def _check_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise UsageError("this is the thread of the bus's own event loop, which cannot wait for itself")
 
     def _check_process(self) -> None:
         if self._pid not in {None, os.getpid()}:
@@ -171,20 +174,47 @@ class Portal:
         """Let the last call end, and then the thread; may be repeated, by any thread, and then waits for the same."""
         if self._pid not in {None, os.getpid()}:
             return  # there is nothing of it in this process
-        if threading.current_thread() is self._thread:
-            raise UsageError("this is the thread of the bus's own event loop, which cannot end itself")
+        self._check_thread()
         with self._lock:
             first, self._stopped = not self._stopped, True
             loop, thread = self._loop, self._thread
-            last = asyncio.run_coroutine_threadsafe(self._end(), loop) if first and loop is not None else None
+            last: Future[None] = Future()
+            if first and loop is not None:
+                loop.call_soon_threadsafe(_run, self._end(), last)
         try:
-            if last is not None:
+            if first and loop is not None:
                 last.result(seconds)
         finally:
             if loop is not None and thread is not None:
                 if first:
                     loop.call_soon_threadsafe(self._stopping.set)
                 thread.join(seconds)
+
+
+def _run(coroutine: Coroutine[Any, Any, R], done: Future[R]) -> None:
+    """Run a coroutine for whoever waits in another thread; in the loop."""
+    if done.cancelled():
+        coroutine.close()
+        return
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(coroutine)
+
+    def ended(task: asyncio.Task[R]) -> None:
+        if task.cancelled():
+            done.cancel()
+        elif done.set_running_or_notify_cancel():  # from here on nobody can cancel it
+            error = task.exception()
+            done.set_result(task.result()) if error is None else done.set_exception(error)
+        else:
+            task.exception()  # nobody waits for it any more
+
+    def cancel(done: Future[R]) -> None:
+        if done.cancelled():
+            with suppress(RuntimeError):  # the loop has ended, and the task before it
+                loop.call_soon_threadsafe(task.cancel)
+
+    task.add_done_callback(ended)
+    done.add_done_callback(cancel)
 
 
 async def _next(items: AsyncIterator[R], at_once: int) -> tuple[list[R], bool, Exception | None]:
