@@ -22,6 +22,7 @@ from tests.deliveries import Faulty
 from penstock import Bus, Event, Position, Receipt, Retry, SyncBus, SyncDelivery, Topic, event
 from penstock.bus import consumer as asynchronous
 from penstock.bus import sync as facades
+from penstock.bus.dead_letters import DeadLetters
 from penstock.bus.portal import Portal
 from penstock.bus.publisher import Prepared
 from penstock.errors import BusClosed, InvalidEvent, PublishUnknown, StaleDelivery, UnknownTopic, UsageError
@@ -74,7 +75,8 @@ def test_the_facade_is_what_is_made_from_the_bus_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("source", "facade", "omitted"),
     [
-        (Bus, facades.SyncBus, {"publisher", "sync"}),
+        (Bus, facades.SyncBus, {"publisher", "sync", "subscriber", "run", "lifespan", "open"}),
+        (DeadLetters, facades.SyncDeadLetters, set()),
         (asynchronous.Consumer, facades.SyncConsumer, set()),
         (asynchronous.Delivery, facades.SyncDelivery, set()),
         (asynchronous.DeliveredBatch, facades.SyncDeliveredBatch, set()),

@@ -16,7 +16,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,6 +76,7 @@ SOURCES = [
         generic=True,
         live=True,
     ),
+    Source("DeadLetters", "bus/dead_letters", "The dead letters of all subscriptions."),
     Source(
         "Bus",
         "bus/bus",
@@ -84,7 +85,8 @@ SOURCES = [
         here=frozenset({"stage"}),
         at_once={"read": 500},
         # What is sent one by one crosses threads one by one, and that costs more than an append: `publish_batch` it.
-        omitted=frozenset({"publisher", "sync"}),
+        # Subscribers run in an event loop: `await bus.run()`, or `penstock run`.
+        omitted=frozenset({"publisher", "sync", "subscriber", "run", "lifespan", "open"}),
     ),
 ]
 FACADES = {source.name: source.facade for source in SOURCES}
@@ -117,7 +119,9 @@ class Maker:
                 module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
                 found += [(alias.asname or alias.name, module) for alias in node.names]
         for statement in self._module.body:
-            defined = statement.targets if isinstance(statement, ast.Assign) else [statement]
+            defined: list[ast.AST] = [statement]
+            if isinstance(statement, ast.Assign | ast.AnnAssign):
+                defined = [*statement.targets] if isinstance(statement, ast.Assign) else [statement.target]
             found += [(getattr(each, "id", getattr(each, "name", "")), self._home) for each in defined]
         return found
 
@@ -136,13 +140,18 @@ class Maker:
         self._names.runtime.setdefault(self._home, set()).add(source.name)
         bases = f"Facade[{wrapped}]" + (", Generic[T]" if source.generic else "")
         parts = [f'class {source.facade}({bases}):\n    """{source.doc}"""\n\n    __slots__ = ()']
-        for cls in (*source.bases, source.name):
-            parts += self._members(self._classes[cls])
+        own = {node.name for node in self._classes[source.name].body if isinstance(node, Function)}
+        for base in source.bases:
+            parts += self._members(self._classes[base], besides=own)
+        parts += self._members(self._classes[source.name])
         return "\n\n".join(parts)
 
-    def _members(self, cls: ast.ClassDef) -> list[str]:
+    def _members(self, cls: ast.ClassDef, besides: Collection[str] = ()) -> list[str]:
+        """Return what a class has, but for what another one has in its own way."""
         parts = []
         for node in cls.body:
+            if isinstance(node, Function) and node.name in besides and node.name != "__init__":
+                continue
             if not isinstance(node, Function):
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
                     parts.append(self._attribute(node.target.id, node.annotation, ""))
@@ -211,7 +220,9 @@ class Maker:
     def _body(self, node: Function, name: str, returned: str, *, is_property: bool) -> list[str]:
         arguments = _passed_on(node.args)
         if is_property:
-            found = f"self._wrapped.{name}"
+            found, wraps = f"self._wrapped.{name}", _wrapping(returned)
+            if wraps:
+                return [f"return {wraps}(self._portal, {found})"]
             return [f"return self._portal.run(lambda: {found})" if self.source.live else f"return {found}"]
         if name == "close":
             return ["self._portal.stop()" if self.source.name == "Bus" else "self._portal.close(self._wrapped.close())"]

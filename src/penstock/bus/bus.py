@@ -99,8 +99,7 @@ class Bus:
         self._entrances = Entrances(self._declared, self._clock, outbox)
         self._deliveries = Deliveries(self._directory, self._clock, self._opened)
         self._subscribers = Subscribers(self._declare, self._consumer_of, self._clock, tuple(middleware))
-        self.dead_letters = DeadLetters(self._directory, self._clock, self._opened)
-        """What subscriptions gave up on: list, group, replay, purge."""
+        self._dead_letters = DeadLetters(self._directory, self._clock, self._opened)
         self._delayed_number = count()
         self._opening = asyncio.Lock()
         self._backend: Backend | None = None
@@ -599,6 +598,11 @@ class Bus:
     async def resume(self, topic: Topic[T] | str, name: str) -> None:
         """Let a subscription that was paused go on; one that has halted tries anew."""
         await self._deliveries.resume(topic, name)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """What subscriptions gave up on: list, group, replay, purge."""
+        return self._dead_letters
 
     async def delete_subscription(self, topic: Topic[T] | str, name: str) -> bool:
         """Delete a subscription with its progress and its dead letters; False if there is none."""

@@ -53,13 +53,13 @@ BATCH_BYTES_MAX = 8 << 20
 class _Hand:
     """What was handed over at once, and how to say what became of it."""
 
-    __slots__ = ("_engine", "_number", "_seat", "said")
+    __slots__ = ("_engine", "_number", "_said", "_seat")
 
     def __init__(self, seat: Seat, engine: Engine, number: int) -> None:
         self._seat = seat
         self._engine = engine
         self._number = number
-        self.said = False
+        self._said = False
         """Whether anything was said of it: done, failed or rejected."""
 
     @property
@@ -74,7 +74,7 @@ class _Hand:
         self._seat.tell(told)
 
     def _say(self, told: Ack | Nack) -> None:
-        self.said = True
+        self._said = True
         self._tell(told)
 
     def _start(self) -> None:
@@ -116,7 +116,7 @@ def _failure(reason: str | BaseException | Failure) -> Failure:
 class Delivery(_Hand, Generic[T]):
     """One event, handed over."""
 
-    __slots__ = ("_topic", "attempt", "done", "event", "keeper", "lane", "replay")
+    __slots__ = ("_done", "_keeper", "_lane", "_topic", "attempt", "event", "replay")
 
     def __init__(
         self,
@@ -131,11 +131,11 @@ class Delivery(_Hand, Generic[T]):
     ) -> None:
         super().__init__(seat, engine, number)
         self._topic = topic
-        self.lane: bytes | int | None = None
+        self._lane: bytes | int | None = None
         """What its order is kept by, for whoever keeps it: its key, or its partition; None where there is no order."""
-        self.done = False
+        self._done = False
         """Whether it was said to be done."""
-        self.keeper: Callable[[float], None] | None = None
+        self._keeper: Callable[[float], None] | None = None
         """Who keeps its time, if the engine does not: called with so many seconds more."""
         self.event = event
         """The event as it is stored."""
@@ -173,17 +173,17 @@ class Delivery(_Hand, Generic[T]):
 
     async def extend(self, by: float | timedelta) -> None:
         """Have so much more time, from now on, before it counts as failed; for policies with a `timeout`."""
-        if self.keeper is None:
+        if self._keeper is None:
             await super().extend(by)
         else:
-            self.keeper(seconds(by, "the extension"))
+            self._keeper(seconds(by, "the extension"))
 
     async def ack(self) -> None:
         """Say that it is done."""
         self._ack(self._offsets)
-        self.done = True
+        self._done = True
 
-    def fail(
+    def _fail(
         self,
         reason: BaseException | Failure,
         *,
@@ -195,21 +195,21 @@ class Delivery(_Hand, Generic[T]):
         self._nack(self._offsets, delay, reason, retry=retry, counted=counted)
 
     @property
-    def paused(self) -> bool:
+    def _paused(self) -> bool:
         """Whether the subscription is paused by now."""
         return self._engine.policy.paused
 
     @property
-    def timeout_seconds(self) -> float | None:
+    def _timeout_seconds(self) -> float | None:
         """How long its handler may take, as the subscription's policy says now."""
         return self._engine.policy.timeout_seconds
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Say that nobody wants it: it is settled, and counted as discarded."""
         self._say(Ack(self._offsets, Outcome.DISCARDED))
-        self.done = True
+        self._done = True
 
-    def give_back(self) -> None:
+    def _return(self) -> None:
         """Let others have it, or the next one who asks, as if nobody had begun it: no attempt is counted."""
         self._give_back(self._offsets)
 
@@ -239,11 +239,11 @@ class Acks:
 
     def add(self, delivery: Delivery[Any]) -> None:
         """Take one."""
-        engine = delivery._engine  # noqa: SLF001 - a delivery is the consumer's own
-        delivery.said = delivery.done = True
+        engine = delivery._engine
+        delivery._said = delivery._done = True
         known = self._offsets.get(engine)
         if known is None:
-            known = self._offsets[engine] = (delivery._seat, [])  # noqa: SLF001 - the same
+            known = self._offsets[engine] = (delivery._seat, [])
         known[1].append(delivery.event.offset)
 
     def tell(self) -> None:
@@ -412,7 +412,7 @@ class Consumer(Generic[T]):
             if self._member is None:
                 self._topic = await self._find_topic()
                 self._member = await self._join()
-                self._member.give_back = self.give_back
+                self._member.give_back = self._give_back
             return self._member
 
     async def close(self) -> None:
@@ -461,18 +461,18 @@ class Consumer(Generic[T]):
         return self._deliveries()
 
     async def _deliveries(self) -> AsyncIterator[Delivery[T]]:
-        while await self.prefetched():
-            delivery = self.taken()
+        while await self._prefetched():
+            delivery = self._taken()
             if delivery is not None:
-                delivery._start()  # noqa: SLF001 - a delivery is the consumer's own
+                delivery._start()
                 yield delivery
 
     @property
-    def waiting(self) -> bool:
+    def _waiting(self) -> bool:
         """Whether something was prefetched that nobody has taken."""
         return bool(self._queue)
 
-    def taken(self) -> Delivery[T] | None:
+    def _taken(self) -> Delivery[T] | None:
         """Return the next of those that were prefetched, if there is one that is not somebody else's by now."""
         while self._queue:
             delivery = self._queue.popleft()
@@ -484,18 +484,18 @@ class Consumer(Generic[T]):
                 return delivery
         return None
 
-    async def prefetched(self, *, singly: bool = True) -> bool:
+    async def _prefetched(self, *, singly: bool = True) -> bool:
         """Wait until events are there to be taken; False when this consumer was closed, or its bus.
 
         Singly, the next one of a lane is there only when the one before is settled. Otherwise several of a lane may be
         there, in their order, and whoever takes them begins none before all earlier ones of its lane are done.
         """
-        member = await self._joined()
+        member = self._member or await self._joined()
         while not (self._closed or member.closed):
             if member.ended is not None:
                 raise member.ended
-            if self._queue and self._queue[0]._engine.policy.paused:  # noqa: SLF001 - the same
-                self.give_back()
+            if self._queue and self._queue[0]._engine.policy.paused:
+                self._give_back()
             if self._queue:
                 return True
             if member.breathless:
@@ -511,18 +511,18 @@ class Consumer(Generic[T]):
                 self._queue.extend(self._singles(*taken) if singly else self._many(*taken))
         return False
 
-    def give_back(self, lane: bytes | int | None = None) -> None:
+    def _give_back(self, lane: bytes | int | None = None) -> None:
         """Let others have what was prefetched and not taken, of one lane or all; no attempt is counted."""
-        kept = [delivery for delivery in self._queue if lane is not None and delivery.lane != lane]
+        kept = [delivery for delivery in self._queue if lane is not None and delivery._lane != lane]
         for delivery in self._queue if len(kept) < len(self._queue) else ():
-            if lane is None or delivery.lane == lane:
-                delivery.give_back()
+            if lane is None or delivery._lane == lane:
+                delivery._return()
         self._queue = deque(kept)
 
     def _singles(self, seat: Seat, handed: Deliver) -> Iterator[Delivery[T]]:
         """Yield deliveries with a hand each."""
         for number, delivery in enumerate(self._delivered(seat, handed), handed.hand):
-            delivery._number = number  # noqa: SLF001 - the same
+            delivery._number = number
             yield delivery
 
     def _many(self, seat: Seat, handed: Deliver) -> Iterator[Delivery[T]]:
@@ -531,7 +531,7 @@ class Consumer(Generic[T]):
         for delivery in self._delivered(seat, handed):
             if ordered:
                 key = delivery.event.key
-                delivery.lane = partition if key is None else key
+                delivery._lane = partition if key is None else key
             yield delivery
 
     def _delivered(self, seat: Seat, handed: Deliver) -> Iterator[Delivery[T]]:
@@ -554,7 +554,7 @@ class Consumer(Generic[T]):
         if max_events < 1 or max_bytes < 1:
             raise UsageError(f"a batch has at least one event and one byte, not {max_events} and {max_bytes}")
         member = await self._joined()
-        self.give_back()
+        self._give_back()
         while not (self._closed or member.closed):
             if member.ended is not None:
                 raise member.ended
@@ -567,7 +567,7 @@ class Consumer(Generic[T]):
                 await member.wait()
                 continue
             batch = self._batch(*taken)
-            batch._start()  # noqa: SLF001 - the same
+            batch._start()
             yield batch
 
     def _batch(self, seat: Seat, handed: Deliver) -> DeliveredBatch:

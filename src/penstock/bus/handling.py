@@ -178,7 +178,7 @@ class Handling:
         self._asking = True
         try:
             self._acks.tell()  # what they free may be the next to do
-            return await self.consumer.prefetched(singly=False)
+            return await self.consumer._prefetched(singly=False)
         finally:
             self._asking = False
             self._wake()  # whoever is woken asks, should this one have taken the last
@@ -191,7 +191,7 @@ class Handling:
         """Tell what was done, and let another worker begin if there is something for it; called by the event loop."""
         self._tending = False
         self._acks.tell()
-        if not self._stopping and (not self._asking or self.consumer.waiting):
+        if not self._stopping and (not self._asking or self.consumer._waiting):
             self._wake()
 
     def _wake(self) -> None:
@@ -209,7 +209,7 @@ class Handling:
         """Let an event be handled, and say what became of it."""
         handler = self._handlers.get(delivery.event.type or "" if self._topic.types else "")
         if handler is None and self.subscriber.ignore_others:
-            self._say(delivery.discard)
+            self._say(delivery._discard)
             return
         self._begin(worker, handler, delivery)
         try:
@@ -222,12 +222,12 @@ class Handling:
         except BaseException as error:  # whatever else a handler raises is its verdict
             overdue, cancelled = self._is_overdue(worker), isinstance(error, asyncio.CancelledError)
             if cancelled and not overdue and _is_cancelled(worker):
-                delivery.give_back()  # it is this process that ends; the event has done nothing wrong
+                delivery._return()  # it is this process that ends; the event has done nothing wrong
                 raise
             self._say(partial(self._failed, delivery, self._timeout(worker) if overdue and cancelled else error))
         else:
             self._is_overdue(worker)
-            if not (delivery.said or self.subscriber.manual):
+            if not (delivery._said or self.subscriber.manual):
                 self._acks.add(delivery)
                 if not self._tending:
                     self._tend_soon()
@@ -237,10 +237,10 @@ class Handling:
     def _begin(self, worker: Worker, handler: Handler | None, delivery: Delivery[Any]) -> None:
         worker.began = worker.reported = now = self._clock.monotonic()
         worker.handler, worker.delivery, worker.overdue = handler, delivery, False
-        seconds = delivery.timeout_seconds
+        seconds = delivery._timeout_seconds
         worker.deadline = None if seconds is None else now + seconds
         if seconds is not None:
-            delivery.keeper = partial(self._extend, worker)
+            delivery._keeper = partial(self._extend, worker)
 
     def _extend(self, worker: Worker, by: float) -> None:
         worker.deadline = self._clock.monotonic() + by
@@ -286,19 +286,19 @@ class Handling:
     def _failed(self, delivery: Delivery[Any], error: BaseException | Failure) -> None:
         match error:
             case Failure():
-                delivery.fail(error)
+                delivery._fail(error)
             case Undecodable():
-                delivery.fail(error.error, retry=False)
+                delivery._fail(error.error, retry=False)
             case Reject():
-                delivery.fail(error, retry=False)
+                delivery._fail(error, retry=False)
             case RetryLater():
-                delivery.fail(error, delay=error.delay_seconds, counted=error.counted)
+                delivery._fail(error, delay=error.delay_seconds, counted=error.counted)
             case FutureVersion():
                 logger.error("%s at %s: %s; its lane waits for an upgrade", self, delivery.position, error)
-                delivery.fail(error, delay=UPGRADE_SECONDS, counted=False)
+                delivery._fail(error, delay=UPGRADE_SECONDS, counted=False)
             case _:
-                if not delivery.said:
-                    delivery.fail(error)
+                if not delivery._said:
+                    delivery._fail(error)
                 logger.warning(
                     "%s: handler %s failed at %s, attempt %d: %s",
                     self, self._name_at(delivery), delivery.position, delivery.attempt, type(error).__name__,

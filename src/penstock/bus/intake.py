@@ -25,8 +25,8 @@ class Intake:
     def take(self) -> Delivery[Any] | None:
         """Return an event that may begin now; None if none may."""
         behind = self._behind
-        while (delivery := self._consumer.taken()) is not None:
-            lane = delivery.lane
+        while (delivery := self._consumer._taken()) is not None:
+            lane = delivery._lane
             if lane is None:
                 return delivery
             if lane not in behind:
@@ -40,22 +40,22 @@ class Intake:
 
     def after(self, delivery: Delivery[Any]) -> Delivery[Any] | None:
         """Return what is to be begun after this one, which has ended; None if nothing of its lane waits here."""
-        lane = delivery.lane
+        lane = delivery._lane
         if lane is None:
             return None
         waiting = self._behind[lane]
-        if delivery.done and waiting and not waiting[0].stale and not waiting[0].paused:
+        if delivery._done and waiting and not waiting[0].stale and not waiting[0]._paused:
             return waiting.popleft()
         if waiting:
             _return(waiting)
-        if not delivery.done:
-            self._consumer.give_back(lane)
+        if not delivery._done:
+            self._consumer._give_back(lane)
         del self._behind[lane]
         return None
 
     def give_back(self) -> None:
         """Let others have all that was not begun."""
-        self._consumer.give_back()
+        self._consumer._give_back()
         for waiting in self._behind.values():
             if waiting:
                 _return(waiting)
@@ -63,4 +63,4 @@ class Intake:
 
 def _return(waiting: deque[Delivery[Any]]) -> None:
     while waiting:
-        waiting.popleft().give_back()
+        waiting.popleft()._return()

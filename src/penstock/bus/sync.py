@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, 
 
 from penstock.bus.bus import Bus
 from penstock.bus.consumer import BATCH_BYTES_MAX, BATCH_EVENTS_MAX, Consumer, DeliveredBatch, Delivery
+from penstock.bus.dead_letters import DEAD, DeadLetters
 from penstock.bus.portal import Facade
 from penstock.bus.publisher import Prepared
 
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
     from penstock.batch import Batch, StoredEvent
     from penstock.bus.delayed import ScheduledReceipt
     from penstock.bus.deliveries import Checkpoint, Retry
+    from penstock.bus.letters import DeadGroup, DeadLetter, DeadStats, Replayed, Where
     from penstock.bus.publisher import Receipt
     from penstock.bus.topic import EventFields, Key, Topic
     from penstock.engine.lag import LagInfo
     from penstock.engine.policy import Exhausted
     from penstock.events import Event
     from penstock.offsets import Gap, Position, Range
-    from penstock.rows import Subscription
+    from penstock.rows import ParkedState, Subscription
     from penstock.runtime.subscriptions import Start
 
 T = TypeVar("T")
@@ -72,10 +74,6 @@ class SyncDelivery(Facade[Delivery[T]], Generic[T]):
         """Whether the shard was lost, or loaded anew, since."""
         return self._wrapped.stale
 
-    def extend(self, by: float | timedelta) -> None:
-        """Have so much more time, from now on, before it counts as failed; for policies with a `timeout`."""
-        self._portal.call(self._wrapped.extend(by))
-
     @property
     def event(self) -> StoredEvent:
         """The event as it is stored."""
@@ -111,13 +109,22 @@ class SyncDelivery(Facade[Delivery[T]], Generic[T]):
         """The event's headers."""
         return self._wrapped.headers
 
+    def extend(self, by: float | timedelta) -> None:
+        """Have so much more time, from now on, before it counts as failed; for policies with a `timeout`."""
+        self._portal.call(self._wrapped.extend(by))
+
     def ack(self) -> None:
         """Say that it is done."""
         self._portal.call(self._wrapped.ack())
 
-    def nack(self, *, delay: float | timedelta | None = None, reason: str | BaseException = "") -> None:
-        """Say that it failed: it is tried again after `delay`, or the policy's backoff, as often as the policy says."""
-        self._portal.call(self._wrapped.nack(delay=delay, reason=reason))
+    def nack(
+        self, *, delay: float | timedelta | None = None, reason: str | BaseException = "", counted: bool = True
+    ) -> None:
+        """Say that it failed: it is tried again after `delay`, or the policy's backoff, as often as the policy says.
+
+        An attempt that is not `counted` was not the event's fault, and does not bring it closer to its end.
+        """
+        self._portal.call(self._wrapped.nack(delay=delay, reason=reason, counted=counted))
 
     def reject(self, reason: str | BaseException = "") -> None:
         """Say that no attempt can succeed: it becomes a dead letter at once."""
@@ -251,6 +258,75 @@ class SyncConsumer(Facade[Consumer[T]], Generic[T]):
             yield SyncDeliveredBatch(self._portal, item)
 
 
+class SyncDeadLetters(Facade[DeadLetters]):
+    """The dead letters of all subscriptions."""
+
+    __slots__ = ()
+
+    def ls(
+        self,
+        topic: Topic[Any] | str,
+        name: str,
+        *,
+        states: Iterable[ParkedState] = DEAD,
+        after: Position | None = None,
+        limit: int = 100,
+        **where: Unpack[Where],
+    ) -> list[DeadLetter]:
+        """Return dead letters by position, at most `limit`, beginning after the given one.
+
+        `states` may also have `waiting`, for its next attempt, and `done`, after a replay.
+        """
+        return self._portal.call(self._wrapped.ls(topic, name, states=states, after=after, limit=limit, **where))
+
+    def show(self, topic: Topic[Any] | str, name: str, offset: int, *, partition: int | None = None) -> DeadLetter:
+        """Return one parked event, in whichever state, and when it was appended if the log still has it.
+
+        `UsageError` if the subscription has none there. `partition` need not be given if the topic has one.
+        """
+        return self._portal.call(self._wrapped.show(topic, name, offset, partition=partition))
+
+    def count(
+        self, topic: Topic[Any] | str, name: str, *, states: Iterable[ParkedState] = DEAD, **where: Unpack[Where]
+    ) -> int:
+        """Return how many there are."""
+        return self._portal.call(self._wrapped.count(topic, name, states=states, **where))
+
+    def groups(self, topic: Topic[Any] | str, name: str, **where: Unpack[Where]) -> list[DeadGroup]:
+        """Return the causes of dead letters, the most frequent first.
+
+        At most 1,000 are told apart; all that is left then is the last group, without a fingerprint.
+        """
+        return self._portal.call(self._wrapped.groups(topic, name, **where))
+
+    def stats(self, topic: Topic[Any] | str | None = None, name: str | None = None) -> list[DeadStats]:
+        """Return the parked events of each subscription, counted: of all topics, of one, or of one subscription."""
+        return self._portal.call(self._wrapped.stats(topic, name))
+
+    def replay(
+        self,
+        topic: Topic[Any] | str,
+        name: str,
+        *,
+        rate: float | None = None,
+        dry_run: bool = False,
+        job: str | None = None,
+        **where: Unpack[Where],
+    ) -> Replayed:
+        """Bring dead letters back: they are delivered again, to this subscription alone.
+
+        * `rate`: events a second at most; without it, all at once.
+        * `dry_run`: only mark them, and say how many. `replay(…, job=result.job)` then brings back exactly these.
+        * `job`: instead of a filter, what was marked before and is not back yet: by a dry run, or by a replay that was
+          cut off. A letter is marked by the last replay that was asked for it.
+        """
+        return self._portal.call(self._wrapped.replay(topic, name, rate=rate, dry_run=dry_run, job=job, **where))
+
+    def purge(self, topic: Topic[Any] | str, name: str, **where: Unpack[Where]) -> int:
+        """Remove dead letters, and those that are done after a replay; return how many. It cannot be undone."""
+        return self._portal.call(self._wrapped.purge(topic, name, **where))
+
+
 class SyncBus(Facade[Bus]):
     """A bus whose methods wait for their end; `with bus.sync() as sync_bus`, or use it, and `close()` it."""
 
@@ -271,7 +347,7 @@ class SyncBus(Facade[Bus]):
         self.close()
 
     def close(self) -> None:
-        """Let every publish under way end, then close; may be repeated.
+        """Let handlers and every publish under way end, then close; may be repeated.
 
         Publishers that are open are closed first. A failure of theirs that nobody has seen is raised at the end.
         """
@@ -494,6 +570,11 @@ class SyncBus(Facade[Bus]):
     def resume(self, topic: Topic[T] | str, name: str) -> None:
         """Let a subscription that was paused go on; one that has halted tries anew."""
         self._portal.call(self._wrapped.resume(topic, name))
+
+    @property
+    def dead_letters(self) -> SyncDeadLetters:
+        """What subscriptions gave up on: list, group, replay, purge."""
+        return SyncDeadLetters(self._portal, self._wrapped.dead_letters)
 
     def delete_subscription(self, topic: Topic[T] | str, name: str) -> bool:
         """Delete a subscription with its progress and its dead letters; False if there is none."""
