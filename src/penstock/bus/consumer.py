@@ -27,6 +27,7 @@ from penstock.engine.messages import Ack, Extend, Failure, GiveBack, Nack, Start
 from penstock.engine.states import Outcome
 from penstock.errors import BusClosed, StaleDelivery, UsageError
 from penstock.failures import trace_of
+from penstock.inbox import Once
 from penstock.offsets import Position, Range
 from penstock.runtime.member import PREFETCH
 
@@ -166,6 +167,23 @@ class Delivery(_Hand, Generic[T]):
     def headers(self) -> dict[str, bytes]:
         """The event's headers."""
         return self.event.headers
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """Whose event it is, as `topic/subscription`, its source and its id: the same whenever and however it comes."""
+        event = self.event
+        return f"{self._topic.name}/{self.subscription}", event.source or "", event.id or str(event.position)
+
+    def once(self, connection: Any, *, scope: str | None = None) -> Once:
+        """Mark it as handled in a transaction of yours: `with delivery.once(connection) as first: …`, or `async with`.
+
+        `first` is False if it was marked before, and then the block must do nothing. The mark is committed with what
+        the block writes through this connection, or undone with it; see `penstock.inbox`. `scope` says in whose name it
+        is marked, instead of the subscription's: for a handler with several such blocks, or for subscriptions that
+        share one effect.
+        """
+        own, source, id_ = self.identity
+        return Once(connection, scope=own if scope is None else scope, source=source, id=id_)
 
     @property
     def _offsets(self) -> Range:

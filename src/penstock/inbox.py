@@ -1,0 +1,311 @@
+"""The inbox: the mark of a handled event, in the very transaction in which its handler writes. So effects happen once.
+
+`delivery.once(connection)` is what a handler uses; this module is what it promises:
+
+* **Both or neither.** The mark is a row in the database that the handler writes to, inserted with its own connection,
+  in its own transaction. Whatever kills the process, there is the effect and the mark, or there is neither.
+* **Whose transaction it is.** If the connection is in one, the block is a part of it (a savepoint), and the caller
+  commits. If not, the block begins one (`BEGIN IMMEDIATE` in SQLite), and commits it at its end. If the block raises,
+  everything in it is undone, the mark included, and nothing else.
+* **Two at the same time.** The second waits for the first, as the database makes it wait, and then sees its mark; or is
+  the first itself, if the other was rolled back.
+* **A connection is in one block at a time.** Otherwise an effect that is acknowledged could be undone with the failure
+  of another. A block of another task waits (`async with`), or is refused (`with`). A block within a block is a part
+  of it.
+* **Identity** is that of CloudEvents, source and id, within a scope: an event that was published twice with the same id
+  is handled once. The scope is the subscription, unless another one is given.
+
+Every database will do that knows `INSERT … ON CONFLICT DO NOTHING`, such as SQLite and PostgreSQL, and every driver
+that `penstock.connections` knows how to use. What the database itself refuses is raised as it is, as from the handler's
+own statements.
+
+The table is made when it is first missing. `SCHEMA` has the statements, for those who make their tables by migrations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from abc import ABC, abstractmethod
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from penstock.clock import Clock, SystemClock, seconds
+from penstock.connections import Driver, Execute, Steps
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+R = TypeVar("R")
+
+SCHEMA: Final = (
+    "CREATE TABLE IF NOT EXISTS penstock_inbox (scope TEXT NOT NULL, source TEXT NOT NULL, id TEXT NOT NULL,"
+    " marked_at BIGINT NOT NULL, PRIMARY KEY (scope, source, id))",
+    "CREATE INDEX IF NOT EXISTS penstock_inbox_marked_at ON penstock_inbox (marked_at)",
+)
+"""What makes the table; for SQLite and PostgreSQL alike. `marked_at` is in microseconds since 1970 UTC."""
+
+TEXT_BYTES_MAX = 512
+"""Of a scope, a source or an id, as it stands in the table; an index of PostgreSQL takes no row above 2,704 bytes."""
+
+FORGOTTEN_MAX = 10_000
+"""So many marks are removed by one call, unless it says otherwise: others wait for the table no longer than that."""
+
+_MARK = (
+    "INSERT INTO penstock_inbox (scope, source, id, marked_at) VALUES ({scope}, {source}, {id}, {marked_at})"
+    " ON CONFLICT DO NOTHING"
+)
+_FORGET = (
+    "DELETE FROM penstock_inbox WHERE (scope, source, id) IN (SELECT scope, source, id FROM penstock_inbox"
+    " WHERE marked_at < {before} ORDER BY marked_at LIMIT {most})"
+)
+_SAVEPOINT = "penstock_once"
+
+
+# --- blocks -----------------------------------------------------------------------------------
+
+
+class _Block(ABC, Generic[R]):
+    """A block that is a transaction, or a part of one; both a context manager and an asynchronous one."""
+
+    def __init__(self, connection: Any) -> None:
+        self._driver = Driver(connection)
+        self._begun = False
+        """Whether the transaction is this block's own."""
+        self._outermost = False
+        """Whether no other block of the connection is around this one."""
+        self._entered = False
+        self.ended: asyncio.Event | None = None
+
+    @abstractmethod
+    def _work(self) -> Steps[R]:
+        """Do what the block is for, after its transaction has begun; what is returned is what `as` gives."""
+
+    # --- blocking, and not --------------------------------------------------------------------
+
+    def __enter__(self) -> R:
+        if not self._driver.waits:
+            raise UsageError(f"{self._kind} is asynchronous: write `async with`")
+        self._check_new()
+        if not self._occupies():
+            raise UsageError(
+                f"this {self._kind} is in the block of another handler, and what is done with it here would be "
+                f"committed or undone with that: give each handler that runs at a time a connection of its own"
+            )
+        try:
+            return self._driver.run(self._entering())
+        except BaseException:
+            self._vacate()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._driver.run(self._leaving(error))
+        finally:
+            self._vacate()
+
+    async def __aenter__(self) -> R:
+        if self._driver.waits:
+            raise UsageError(f"{self._kind} blocks: write `with`, and do not await anything within")
+        self._check_new()
+        while not self._occupies():
+            await self._other_has_ended()
+        try:
+            return await self._driver.run_async(self._entering())
+        except BaseException:
+            self._vacate()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._driver.run_async(self._leaving(error))
+        finally:
+            self._vacate()
+
+    @property
+    def _kind(self) -> str:
+        cls = type(self._driver.connection)
+        return f"{cls.__module__}.{cls.__qualname__}"
+
+    def _check_new(self) -> None:
+        if self._entered:
+            raise UsageError("this block was entered before: call `once` again for another one")
+        self._entered = True
+
+    # --- one block at a time ------------------------------------------------------------------
+
+    def _occupies(self) -> bool:
+        """Take the connection, unless somebody else has it; whoever is in a block of it already has it."""
+        present = _present.setdefault(id(self._driver.connection), self)
+        if present is self:
+            self._outermost = True
+            _around.set((*_around.get(), self))
+            return True
+        return present in _around.get()
+
+    def _vacate(self) -> None:
+        if self._outermost:
+            self._outermost = False
+            _around.set(tuple(block for block in _around.get() if block is not self))
+            del _present[id(self._driver.connection)]
+            if self.ended is not None:
+                self.ended.set()
+
+    async def _other_has_ended(self) -> None:
+        other = _present[id(self._driver.connection)]
+        if other.ended is None:
+            other.ended = asyncio.Event()
+        await other.ended.wait()
+
+    # --- the transaction ----------------------------------------------------------------------
+
+    def _entering(self) -> Steps[R]:
+        driver = self._driver
+        self._begun = not driver.in_transaction
+        if self._begun:
+            yield from driver.begin()
+        try:
+            yield Execute(f"SAVEPOINT {_SAVEPOINT}")
+            return (yield from self._work())
+        except BaseException as error:
+            yield from self._undo(error)
+            raise
+
+    def _leaving(self, failure: BaseException | None) -> Steps[None]:
+        driver = self._driver
+        if failure is not None:
+            yield from self._undo(failure)
+            return
+        if not driver.in_transaction:
+            raise _ended_within()
+        try:
+            yield Execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+            if self._begun:
+                yield from driver.end("commit")
+        except BaseException as error:
+            yield from self._undo(error)
+            if driver.names(error, _SAVEPOINT):
+                raise _ended_within() from error
+            raise
+
+    def _undo(self, failure: BaseException) -> Steps[None]:
+        """Undo what the block did; if that fails, too, the first failure is still the one that is raised."""
+        driver = self._driver
+        try:
+            if not driver.in_transaction:
+                return  # some errors make a database roll back by itself
+            if self._begun:
+                yield from driver.end("rollback")
+            else:
+                yield Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+                yield Execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+        except driver.error as error:
+            failure.add_note(f"the block could not be rolled back ({type(error).__name__}): close the connection")
+
+
+_present: dict[int, _Block[Any]] = {}
+"""The outermost block of each connection that is in one, by the connection's id: it lives as long as its block."""
+
+_around: ContextVar[tuple[_Block[Any], ...]] = ContextVar("penstock_inbox_around", default=())
+"""The outermost blocks that this task or thread is in; tasks that are started in a block are in it, too."""
+
+
+def _ended_within() -> UsageError:
+    return UsageError(
+        "the transaction of a `once` block was ended within the block, by a commit or a rollback there (a `with "
+        "connection:` is one), or by the database after an error: what followed does not belong to the mark. Leave it "
+        "to the block, or to whoever has begun the transaction"
+    )
+
+
+class Once(_Block[bool]):
+    """The block of a handler: `with` or `async with` it, and do something only if what it gives is True.
+
+    `scope` says in whose name the event is marked. Made by `delivery.once(connection)`.
+    """
+
+    def __init__(self, connection: Any, *, scope: str, source: str, id: str, clock: Clock | None = None) -> None:
+        super().__init__(connection)
+        given: object = scope  # the annotation is what is to be checked
+        if not isinstance(given, str) or not given or "\0" in given:
+            raise UsageError(f"the scope of a mark is a text, not empty and without NUL, and not {scope!r}")
+        self._mark = {"scope": _fitting(scope), "source": _fitting(source), "id": _fitting(id)}
+        self._clock = clock or SystemClock()
+
+    def _work(self) -> Steps[bool]:
+        mark = Execute(_MARK, {**self._mark, "marked_at": self._clock.time_us()})
+        try:
+            inserted = yield mark
+        except self._driver.error as error:
+            if not self._driver.names(error, "penstock_inbox"):
+                raise
+            yield from self._make_table()
+            inserted = yield mark
+        if inserted not in (0, 1):
+            raise UsageError(f"{self._kind} does not say how many rows were inserted: rowcount is {inserted}")
+        return inserted == 1
+
+    def _make_table(self) -> Steps[None]:
+        yield Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+        try:
+            for statement in SCHEMA:
+                yield Execute(statement)
+        except self._driver.error:
+            # In PostgreSQL whoever makes it at the same time, a moment later, is refused. If it is something else, the
+            # next statement says so.
+            yield Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+
+
+def _fitting(text: str) -> str:
+    """Return a text as it is marked: itself, or its digest if it is very long."""
+    encoded = text.encode()
+    return text if len(encoded) <= TEXT_BYTES_MAX else f"sha256:{hashlib.sha256(encoded).hexdigest()}"
+
+
+# --- forgetting -------------------------------------------------------------------------------
+
+
+class _Forgetting(_Block[int]):
+    """A block at whose beginning old marks are removed; it gives how many."""
+
+    def __init__(self, connection: Any, older_than: float | timedelta, most: int, clock: Clock | None) -> None:
+        super().__init__(connection)
+        if type(most) is not int or most < 1:
+            raise UsageError(f"`most` is a number of marks, at least 1, and not {most!r}")
+        age_us = round(seconds(older_than, "the age of marks to forget") * 1_000_000)
+        self._values = {"before": (clock or SystemClock()).time_us() - age_us, "most": most}
+
+    def _work(self) -> Steps[int]:
+        try:
+            return (yield Execute(_FORGET, self._values))
+        except self._driver.error as error:
+            if not self._driver.names(error, "penstock_inbox"):
+                raise
+            yield Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+            return 0  # there is no table, and so nothing to forget
+
+
+def forget(
+    connection: Any, *, older_than: float | timedelta, most: int = FORGOTTEN_MAX, clock: Clock | None = None
+) -> int:
+    """Remove the oldest marks, at most so many of those that are older; return how many.
+
+    An event whose mark is gone would have its effect again if it came again. The transaction is as in `Once`: the
+    caller's if there is one, and else of its own.
+    """
+    with _Forgetting(connection, older_than, most, clock) as removed:
+        return removed
+
+
+async def forget_async(
+    connection: Any, *, older_than: float | timedelta, most: int = FORGOTTEN_MAX, clock: Clock | None = None
+) -> int:
+    """Do what `forget` does, with an asynchronous connection."""
+    async with _Forgetting(connection, older_than, most, clock) as removed:
+        return removed
