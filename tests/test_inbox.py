@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -222,6 +223,15 @@ def test_the_table_may_be_made_by_migrations_and_twice(connection: Any, path: Pa
     with once(connection) as first:
         assert first
     assert marks(path) == ["e-1"]
+
+
+def test_the_guide_has_the_statements_of_the_table() -> None:
+    page = (SRC.parent / "docs" / "guide" / "once.md").read_text()
+    [block] = re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    shown = [
+        re.sub(r"\s+", " ", statement).replace("( ", "(").replace(" )", ")").strip() for statement in block.split(";")
+    ]
+    assert shown == [*SCHEMA, ""]
 
 
 @has_autocommit

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.deliveries import kept, raw
 
-from penstock.bus.middleware.dedupe import ROWS_MAX, Dedupe
+from penstock.bus.middleware.dedupe import ROWS_MAX, Dedupe, _Memory
 from penstock.clock import VirtualClock
 from penstock.errors import StoreUnavailable, UsageError
 
@@ -202,6 +202,16 @@ async def test_no_more_are_remembered_than_most_and_the_oldest_go_first(tmp_path
         assert 90 <= len(still) <= 100
 
 
+def test_of_many_marks_that_come_at_once_the_last_ones_are_remembered() -> None:
+    memory = _Memory(keep_us=1_000_000, most=100)
+    marks = [b"%d" % number for number in range(250)]
+    memory.marks.update(marks)
+    memory.note(marks, 0)
+    still = [mark for mark in marks if memory.knows(mark, 0)]
+    assert still == marks[-len(still) :]
+    assert 90 <= len(still) <= 100
+
+
 @pytest.mark.parametrize("file", [False, True])
 async def test_marks_are_kept_for_their_time_and_little_longer(tmp_path: Path, file: bool) -> None:
     clock = VirtualClock()
@@ -339,21 +349,32 @@ async def test_making_one_does_no_io_and_the_file_is_its_owners_alone(tmp_path: 
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize(
+    ("trouble", "remedy"),
+    [
+        ("ALTER TABLE penstock_dedupe RENAME TO hidden", "ALTER TABLE hidden RENAME TO penstock_dedupe"),
+        (
+            "CREATE TRIGGER full BEFORE INSERT ON penstock_dedupe BEGIN SELECT RAISE(ABORT, 'full'); END",
+            "DROP TRIGGER full",
+        ),
+    ],
+    ids=["reading", "writing"],
+)
 async def test_while_the_file_takes_nothing_marks_are_in_memory_and_are_written_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trouble: str, remedy: str
 ) -> None:
     path = tmp_path / "marks.db"
     with Dedupe(path) as dedupe:
         await dedupe.flush()
         with closing(sqlite3.connect(path)) as other:
-            other.execute("ALTER TABLE penstock_dedupe RENAME TO hidden")
+            other.execute(trouble)
             await mark(dedupe, 1)
             await dedupe.flush()
             await dedupe.flush()
             assert await known(dedupe, 1) == [1]
             [record] = caplog.records
             assert (record.levelno, str(path) in record.getMessage()) == (logging.WARNING, True)
-            other.execute("ALTER TABLE hidden RENAME TO penstock_dedupe")
+            other.execute(remedy)
         await dedupe.flush()
     with Dedupe(path) as again:
         assert await known(again, 1) == [1]

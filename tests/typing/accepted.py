@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import assert_type
@@ -126,3 +127,8 @@ def synchronous(bus: Bus) -> None:
             for batch in consumer.batches(max_events=10):
                 assert_type(batch, SyncDeliveredBatch)
                 batch.ack(up_to=5)
+        async for delivery in bus.consume(orders, "billing"):
+            with delivery.once(sqlite3.connect("app.db")) as first:
+                assert_type(first, bool)
+            async with delivery.once(object(), scope="mails") as first:
+                assert_type(first, bool)

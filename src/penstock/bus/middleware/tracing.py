@@ -116,14 +116,13 @@ def trace_headers() -> dict[str, str]:
 
 def _context_of(headers: Mapping[str, bytes]) -> SpanContext | None:
     """Return the context that an event was published in; None if it carries none, or none that makes sense."""
-    from opentelemetry.context import Context
     from opentelemetry.trace import get_current_span
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     carried = {name: headers[name].decode("ascii", "replace") for name in HEADERS if name in headers}
     if not carried:
         return None
-    found = get_current_span(TraceContextTextMapPropagator().extract(carried, Context())).get_span_context()
+    found = get_current_span(TraceContextTextMapPropagator().extract(carried)).get_span_context()
     return found if found.is_valid else None
 
 
