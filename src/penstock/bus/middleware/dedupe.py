@@ -78,7 +78,7 @@ class Dedupe:
     """Middleware that lets an event pass once; see above for what that means.
 
     * `path`: a SQLite file of its own, made if it is missing; None remembers in memory alone.
-    * `keep`: for how long, in seconds or as a `timedelta`; `most`: how many events, about 120 bytes of memory each.
+    * `keep`: for how long, in seconds or as a `timedelta`; `most`: how many events, about 105 bytes of memory each.
 
     Making one does no I/O. It is for one event loop. `close()` it, or use it as a context manager, at the end.
     """
