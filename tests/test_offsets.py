@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -391,7 +392,7 @@ class BitmapAgainstSet(RuleBasedStateMachine):
                 self.bitmap.set_many(int64(values))
 
     @rule(distances=st.sets(st.integers(0, LIMIT), max_size=20))
-    def set_new(self, distances: set[int]) -> None:
+    def set_new(self, distances: builtins.set[int]) -> None:
         values = sorted({self.start + distance for distance in distances} - self.settled)
         if self.settle(set_of(values)):
             self.bitmap.set_new(int64(values))

@@ -72,7 +72,7 @@ async def publish(url: str, count: int) -> None:
 def test_an_event_that_kills_its_process_each_time_ends_as_a_dead_letter_and_the_rest_flows(tmp_path: Path) -> None:
     url, journal = f"file:{tmp_path / 'store'}", tmp_path / "journal"
     asyncio.run(publish(url, 40))
-    codes = []
+    codes: list[int] = []
     while not codes or codes[-1]:
         assert len(codes) < 8, f"it kills for ever: {codes}"
         with child(url, journal, "kills") as process:

@@ -61,7 +61,9 @@ class Source:
 
 SOURCES = [
     Source("Prepared", "bus/publisher", "A publish that may be sent, and sent again, without making a duplicate."),
-    Source("Delivery", "bus/consumer", "One event, handed over.", generic=True, bases=("_Hand",)),
+    Source(
+        "Delivery", "bus/consumer", "One event, handed over.", generic=True, bases=("_Hand",), pure=frozenset({"once"})
+    ),
     Source(
         "DeliveredBatch",
         "bus/consumer",
@@ -221,9 +223,8 @@ class Maker:
         arguments = _passed_on(node.args)
         if is_property:
             found, wraps = f"self._wrapped.{name}", _wrapping(returned)
-            if wraps:
-                return [f"return {wraps}(self._portal, {found})"]
-            return [f"return self._portal.run(lambda: {found})" if self.source.live else f"return {found}"]
+            looked_up = f"self._portal.run(lambda: {found})" if self.source.live else found
+            return [f"return {wraps}(self._portal, {found})" if wraps else f"return {looked_up}"]
         if name == "close":
             return ["self._portal.stop()" if self.source.name == "Bus" else "self._portal.close(self._wrapped.close())"]
         if returned.startswith("AsyncIterator"):

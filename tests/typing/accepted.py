@@ -88,6 +88,11 @@ async def main() -> None:
         assert_type(letters, list[DeadLetter])
         assert_type(await bus.dead_letters.groups("orders", "billing", partition=None), list[DeadGroup])
         assert_type(await bus.dead_letters.replay(orders, "billing", rate=5, fingerprint="00"), Replayed)
+        async for delivery in bus.consume(orders, "billing"):
+            with delivery.once(sqlite3.connect("app.db")) as first:
+                assert_type(first, bool)
+            async with delivery.once(object(), scope="mails") as first:
+                assert_type(first, bool)
 
 
 async def buffered(bus: Bus) -> None:
@@ -127,8 +132,3 @@ def synchronous(bus: Bus) -> None:
             for batch in consumer.batches(max_events=10):
                 assert_type(batch, SyncDeliveredBatch)
                 batch.ack(up_to=5)
-        async for delivery in bus.consume(orders, "billing"):
-            with delivery.once(sqlite3.connect("app.db")) as first:
-                assert_type(first, bool)
-            async with delivery.once(object(), scope="mails") as first:
-                assert_type(first, bool)

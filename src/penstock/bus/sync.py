@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.engine.lag import LagInfo
     from penstock.engine.policy import Exhausted
     from penstock.events import Event
+    from penstock.inbox import Once
     from penstock.offsets import Gap, Position, Range
     from penstock.rows import ParkedState, Subscription
     from penstock.runtime.subscriptions import Start
@@ -108,6 +109,21 @@ class SyncDelivery(Facade[Delivery[T]], Generic[T]):
     def headers(self) -> dict[str, bytes]:
         """The event's headers."""
         return self._wrapped.headers
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """Whose event it is, as `topic/subscription`, its source and its id: the same whenever and however it comes."""
+        return self._wrapped.identity
+
+    def once(self, connection: Any, *, scope: str | None = None) -> Once:
+        """Mark it as handled in a transaction of yours: `with delivery.once(connection) as first: …`, or `async with`.
+
+        `first` is False if it was marked before, and then the block must do nothing. The mark is committed with what
+        the block writes through this connection, or undone with it; see `penstock.inbox`. `scope` says in whose name it
+        is marked, instead of the subscription's: for a handler with several such blocks, or for subscriptions that
+        share one effect.
+        """
+        return self._wrapped.once(connection, scope=scope)
 
     def extend(self, by: float | timedelta) -> None:
         """Have so much more time, from now on, before it counts as failed; for policies with a `timeout`."""

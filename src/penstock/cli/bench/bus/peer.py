@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -22,9 +22,6 @@ from penstock.cli.bench.bus.orders import an_order, filled, handled, median_of
 from penstock.cli.bench.bus.sizes import Sizes
 from penstock.cli.bench.harness import Figure, Timing, uncollected
 from penstock.cli.output import say
-
-if TYPE_CHECKING:
-    import nats
 
 SUBJECT = "orders"
 TOGETHER = 1_000
@@ -87,7 +84,7 @@ def _serving(server: str, directory: Path) -> Iterator[str]:
 async def _publish(url: str, sizes: Sizes) -> None:
     import nats
 
-    client: nats.NATS = await nats.connect(url)
+    client: Any = await nats.connect(url)
     stream: Any = client.jetstream()
     await stream.add_stream(name=SUBJECT, subjects=[SUBJECT])
     encode = msgspec.json.encode
@@ -106,7 +103,7 @@ async def _taken(url: str, events: int, *, pull: bool) -> float:
     from pydantic import create_model
 
     model: Any = create_model("Order", order_id=(str, ...), customer=(str, ...), total=(int, ...))
-    broker = NatsBroker(url, logger=None)
+    broker: Any = NatsBroker(url, logger=None)
     left = events
     done = asyncio.Event()
 
