@@ -362,9 +362,9 @@ def test_config_show_prints_every_setting_with_its_value(capsys: pytest.CaptureF
     assert main(["config", "show"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
-        "setting                   value",
-        "url                       file:./penstock-data",
-        "limits.event_bytes_max    1 MiB",
+        "setting                    value",
+        "url                        file:./penstock-data",
+        "limits.event_bytes_max     1 MiB",
     ]
 
 
