@@ -229,10 +229,9 @@ class World:
         self._producer = lasting_producer()
         self._sequence = 0
 
-    def bus(self, *topics: Topic[Any], lease_seconds: float = 10.0, dead_letter_days: float = 30.0) -> Bus:
+    def bus(self, *topics: Topic[Any], lease_seconds: float = 10.0) -> Bus:
         """Return another process's bus; the world closes it."""
-        delivery = DeliverySettings(lease_seconds=lease_seconds, dead_letter_days=dead_letter_days)
-        settings = Settings(delivery=delivery)
+        settings = Settings(delivery=DeliverySettings(lease_seconds=lease_seconds))
         bus = Bus("memory:", topics=topics or (raw, wide), store=self.store, clock=self.clock, settings=settings)
         if self.kind == "file":
             # As with threads: others go on while a call is under way.
