@@ -647,6 +647,30 @@ async def test_a_paused_subscription_begins_nothing_more_also_of_a_lane_that_is_
     assert seen == list(range(20))
 
 
+async def test_handlers_that_never_wait_let_others_have_the_event_loop(world: World) -> None:
+    bus = world.bus(placed)
+    turns, seen = 0, list[int]()
+
+    @bus.subscriber(placed, "s")
+    async def handle(order: Placed) -> None:
+        seen.append(turns)
+        world.clock.advance(0.004)  # as if it had computed for so long
+
+    async def somebody_else() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    await began(world, bus)
+    other = asyncio.ensure_future(somebody_else())
+    await bus.publish_batch(placed, [Placed("a", number) for number in range(100)])
+    await world.until(lambda: len(seen) == 100)
+    other.cancel()
+    longest = max(seen.count(turn) for turn in seen)
+    assert 1 < longest <= 4, "so many at a time ran, and nobody else did"
+
+
 # --- time -------------------------------------------------------------------------------------
 
 

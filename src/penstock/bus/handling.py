@@ -27,6 +27,7 @@ from penstock.bus.workers import Workers
 from penstock.engine.messages import Failure
 from penstock.engine.work import TIMED_OUT
 from penstock.errors import DecodeError, FutureVersion, StaleDelivery, UsageError
+from penstock.runtime.member import BREATH_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -94,6 +95,7 @@ class Handling:
         self._asking = False
         self._tending = False
         self._stopping = False
+        self._breath_at = 0.0
         self._surprised: set[Handler] = set()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Set if it can go on no more, with the reason."""
@@ -163,6 +165,10 @@ class Handling:
                     self._tend_soon()
                 await self._attempt(worker, delivery)
                 delivery = self._intake.after(delivery)
+                if worker.began >= self._breath_at:
+                    # Handlers that never wait would keep the event loop from everybody else.
+                    self._breath_at = worker.began + BREATH_SECONDS
+                    await asyncio.sleep(0)
 
     async def _wait(self) -> bool:
         """Return when there may be something to take; False if there will never be."""

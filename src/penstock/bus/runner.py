@@ -48,6 +48,8 @@ class Runner:
         self.handlings = [
             Handling(subscriber, consumer_of(subscriber), clock, middleware) for subscriber in subscribers
         ]
+        own = (each for subscriber in subscribers for each in subscriber.middleware)
+        self._middleware = list({id(each): each for each in (*middleware, *own)}.values())
         self.watchdog = Watchdog(self._handlers)
         self._keeper: asyncio.Task[None] | None = None
 
@@ -92,6 +94,10 @@ class Runner:
                 await self._keeper
             self._keeper = None
         await asyncio.gather(*(handling.stop() for handling in self.handlings))
+        for middleware in self._middleware:
+            close = getattr(middleware, "close", None)
+            if close is not None:
+                await asyncio.to_thread(close)  # it may write what it has, and wait for a disk
 
     async def _drain(self, seconds: float, hurry: asyncio.Event | None) -> None:
         loop = asyncio.get_running_loop()

@@ -11,7 +11,8 @@ the outermost; those of a subscriber come after all of the bus; the handler is t
     bus = Bus("file:./events", middleware=[timed])
 
 What it raises is what the handler raised, for whoever is outside of it: the event is tried again, or rejected. One that
-returns without `proceed` lets the event count as handled.
+returns without `proceed` lets the event count as handled. One that has a plain method `close` is closed after the last
+handler has ended, when the bus is.
 """
 
 from __future__ import annotations

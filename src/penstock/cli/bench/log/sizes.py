@@ -14,8 +14,6 @@ class Sizes:
     """Batches to a call of the event loop."""
     tasks: int = 1_000
     publishes_per_task: int = 20
-    sends: int = 300_000
-    """Events that a buffered publisher is sent one by one."""
     singles: int = 300
     """Publishes that are awaited one after another."""
     partitions: int = 1_000

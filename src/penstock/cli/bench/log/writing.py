@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
-
 from penstock.batch import Batch
 from penstock.bus.bus import Bus
 from penstock.bus.topic import Topic
@@ -18,7 +16,6 @@ from penstock.cli.bench.harness import Figure, compare, percentile, uncollected
 from penstock.cli.bench.log.bare import BareFile
 from penstock.cli.bench.log.events import TOPIC, Appender, a_store, a_topic, keyed_batch, stored_bytes
 from penstock.cli.bench.log.sizes import Sizes
-from penstock.events import event
 from penstock.ports import Store
 from penstock.settings import Settings
 
@@ -29,27 +26,14 @@ def figures(directory: Path, sizes: Sizes, rounds: int) -> Iterator[Figure]:
         with a_store(directory / "ready") as store:
             yield _ready_batches(store, bare, sizes, rounds)
         with a_store(directory / "bus") as store, asyncio.Runner() as runner:
-            bus = Bus(topics=[_TOPIC, _ORDERS], settings=Settings(), store=store)
+            bus = Bus(topics=[_TOPIC], settings=Settings(), store=store)
             yield _publish_batch(bus, runner, bare, sizes, rounds)
             yield _publish_tasks(bus, runner, sizes, rounds)
-            yield _publisher(bus, runner, sizes, rounds)
             yield runner.run(_publish_single(bus, bare, sizes))
             runner.run(bus.close())
 
 
-@event("bench.order")
-class Order(msgspec.Struct, frozen=True):
-    """A small event as an application would have it."""
-
-    order_id: str
-    customer: str
-    total: int
-
-
 _TOPIC = Topic(TOPIC, bytes)
-_ORDERS = Topic("orders", Order, key=lambda order: order.customer)
-ROOM_EVERY = 500
-"""A loop that sends asks for room after so many events."""
 
 
 def _ready_batches(store: Store, bare: BareFile, sizes: Sizes, rounds: int) -> Figure:
@@ -87,20 +71,6 @@ def _publish_tasks(bus: Bus, runner: asyncio.Runner, sizes: Sizes, rounds: int) 
     timing = compare(lambda: runner.run(publish_all()), None, rounds)
     events = sizes.tasks * sizes.publishes_per_task
     return timing.events_per_second("publish.tasks", events, goal="value >= 100000 events/s")
-
-
-def _publisher(bus: Bus, runner: asyncio.Runner, sizes: Sizes, rounds: int) -> Figure:
-    orders = [Order(f"o-{number}", f"c-{number % 1_000}", number) for number in range(sizes.sends)]
-
-    async def send_all() -> None:
-        async with bus.publisher(_ORDERS) as publisher:
-            for number, order in enumerate(orders):
-                publisher.send(order)
-                if number % ROOM_EVERY == 0:
-                    await publisher.room()
-
-    timing = compare(lambda: runner.run(send_all()), None, rounds)
-    return timing.events_per_second("publisher.send", len(orders), goal="value >= 150000 events/s")
 
 
 async def _publish_single(bus: Bus, bare: BareFile, sizes: Sizes) -> Figure:
