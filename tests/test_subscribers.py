@@ -668,7 +668,7 @@ async def test_handlers_that_never_wait_let_others_have_the_event_loop(world: Wo
     await world.until(lambda: len(seen) == 100)
     other.cancel()
     longest = max(seen.count(turn) for turn in seen)
-    assert 1 < longest <= 4, "so many at a time ran, and nobody else did"
+    assert 1 < longest <= 6, "so many ran, and nobody else did"
 
 
 # --- time -------------------------------------------------------------------------------------

@@ -96,6 +96,8 @@ class Handling:
         self._tending = False
         self._stopping = False
         self._breath_at = 0.0
+        self._breathless = False
+        """Whether no worker begins anything until the event loop has had a turn."""
         self._surprised: set[Handler] = set()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Set if it can go on no more, with the reason."""
@@ -165,10 +167,17 @@ class Handling:
                     self._tend_soon()
                 await self._attempt(worker, delivery)
                 delivery = self._intake.after(delivery)
-                if worker.began >= self._breath_at:
+                if worker.began >= self._breath_at and not self._breathless:
                     # Handlers that never wait would keep the event loop from everybody else.
-                    self._breath_at = worker.began + BREATH_SECONDS
+                    self._breathless = True
+                    asyncio.get_running_loop().call_soon(self._breathe)
+                while self._breathless:  # noqa: ASYNC110 - the turn itself is what it waits for
                     await asyncio.sleep(0)
+
+    def _breathe(self) -> None:
+        """Note that the event loop has had a turn."""
+        self._breathless = False
+        self._breath_at = self._clock.monotonic() + BREATH_SECONDS
 
     async def _wait(self) -> bool:
         """Return when there may be something to take; False if there will never be."""
