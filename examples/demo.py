@@ -1,18 +1,15 @@
-"""Eight processes publish a million events to one directory, two of them are killed, and nothing acknowledged is lost.
+"""The order shop under fire: processes are killed, notifications get lost, a mail server is away, an order is poisoned.
 
-Each process holds a bus of its own on the same `file:` store. What a process was told is stored, it tells the parent,
-which keeps a journal outside of the store. In the middle two processes are killed with SIGKILL, and new ones take their
-place. In the end the log is opened anew, every byte of it is verified, and every acknowledged event is looked for at
-the very offset that its publisher was given.
+Four processes place orders, five run the three services of `examples/shop.py`. In the middle a producer and a service
+are killed with SIGKILL, and others take their place. An order that inventory cannot handle becomes a dead letter;
+somebody repairs inventory, and the order is replayed. In the end every order that was acknowledged to its producer must
+have reached each of the three services, and the demonstration says how many did, how many did twice, and how long it
+took.
 
-Then two processes share a subscription: one is given the events, the other stands by. The first one is killed in the
-middle, and the second goes on where the first one's progress was written. Every event is delivered; those that were in
-the first one's hands, twice.
-
-At last Spark reads the same events as a stream, counts them by key, and writes the counts to a second topic, exactly
+Then Spark reads the same orders as a stream, counts them by customer, and writes the counts to a second topic, exactly
 once. What that topic says is compared with the log.
 
-    python examples/demo.py [events]
+    python examples/demo.py [orders]
 """
 
 from __future__ import annotations
@@ -26,310 +23,228 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import groupby
-from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import penstock.spark
-from penstock import Bus, Topic
-from penstock.batch import Batch
+from shop import FIXED, UNHEARD_OF, Journal, OrderPlaced, lines_of, orders, service, some_order
+from spark_counts import check_counts, count_in_spark
+
+from penstock import Bus
 from penstock.stores.file.platform import Platform
 from penstock.stores.file.verify import verify
 
-PROCESSES = 8
-BATCH = 500
-KILLED = (2, 5)
-orders = Topic("orders", bytes, key=lambda payload: payload[-3:], partitions=4)
-counts = Topic("counts", bytes, partitions=2)
-
-Acknowledged = dict[int, tuple[int, int]]
-"""Per partition, the first offset and the one after the last."""
+PRODUCERS = 4
+SERVICES = ("billing", "mail", "mail", "inventory", "inventory")
+SUBSCRIPTIONS = ("billing", "mail", "inventory")
+ORDERS_A_SECOND = 750
+"""That each producer places: fast enough to keep everybody busy, slow enough for latencies to mean something."""
+PATIENCE_SECONDS = 120.0
 
 
-# --- a publishing process ---------------------------------------------------------------------
+# --- the processes ----------------------------------------------------------------------------
 
 
-def payloads(batch: int) -> list[bytes]:
-    """Return the events of a batch; each says which batch it is of."""
-    return [b"%08d/%03d" % (batch, number) for number in range(BATCH)]
+def produce(url: str, directory: str, numbers: range, poison: int) -> None:
+    """Place orders at a steady pace, and note each one that was acknowledged."""
+    journal = Journal(Path(directory) / f"placed-{os.getpid()}.journal")
 
-
-def publish(url: str, batches: range, report: Connection) -> None:
-    """Publish batches, and report each as soon as it is acknowledged."""
+    async def place(bus: Bus, number: int) -> None:
+        order = some_order(number)
+        if number == poison:
+            order = OrderPlaced(order.number, order.customer, UNHEARD_OF, order.placed_at)
+        await bus.publish(orders, order)
+        journal.write(number)
 
     async def run() -> None:
-        async with Bus(url, topics=[orders]) as bus:
-            for batch in batches:
-                receipt = await bus.publish_batch(orders, payloads(batch))
-                offsets = {index: (span.start, span.stop) for index, span in receipt.offsets.items() if span}
-                report.send((batch, offsets))
+        bus = Bus(url, topics=[orders])
+        await bus.open()
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            for at, number in enumerate(numbers):
+                tasks.create_task(place(bus, number))
+                ahead = at / ORDERS_A_SECOND - (time.monotonic() - began)
+                if ahead > 0.001:
+                    await asyncio.sleep(ahead)
+        await bus.close()
 
     asyncio.run(run())
 
 
-# --- the parent -------------------------------------------------------------------------------
+def serve(name: str, url: str, directory: str) -> None:
+    """Run a service until it is told to end."""
+    asyncio.run(service(name, url, Path(directory)).run())
+
+
+# --- the demonstration ------------------------------------------------------------------------
 
 
 @dataclass
-class Worker:
-    """One publishing process, and where it has got."""
-
-    process: BaseProcess
-    reports: Connection
-    batches: range
-    acknowledged: int = 0
-
-
-@dataclass
-class Demo:
-    """Starts processes, kills some, and keeps the journal."""
+class Shop:
+    """Starts processes, kills some, and looks at their journals."""
 
     url: str
+    directory: Path
     total: int
-    journal: dict[int, Acknowledged] = field(default_factory=dict)
-    killed: list[int] = field(default_factory=list)
+    producers: dict[BaseProcess, range] = field(default_factory=dict)
+    services: dict[BaseProcess, str] = field(default_factory=dict)
+    killed: list[str] = field(default_factory=list)
     context: multiprocessing.context.SpawnContext = field(default_factory=lambda: multiprocessing.get_context("spawn"))
 
-    def run(self) -> None:
-        """Publish everything."""
-        batches = self.total // BATCH
-        workers = [self.start(range(number, batches, PROCESSES)) for number in range(PROCESSES)]
-        try:
-            while workers:
-                ready = wait([worker.reports for worker in workers], timeout=60)
-                if not ready:
-                    raise SystemExit("no process has reported for a minute")
-                for worker in [worker for worker in workers if worker.reports in ready]:
-                    self.listen(worker, workers)
-                if not self.killed and len(self.journal) * 3 > batches:
-                    self.kill(workers)
-        finally:
-            for worker in workers:
-                worker.process.kill()
-        show(len(self.journal) * BATCH, self.total, end="\n")
+    @property
+    def poison(self) -> int:
+        """The number of the poisoned order."""
+        return self.total // 7
 
-    def start(self, batches: range) -> Worker:
-        """Start a process that publishes these batches."""
-        reports, sender = self.context.Pipe(duplex=False)
-        process = self.context.Process(target=publish, args=(self.url, batches, sender))
+    def open(self) -> None:
+        """Start everybody."""
+        for name in SERVICES:
+            self.serve(name)
+        share = self.total // PRODUCERS
+        for number in range(PRODUCERS):
+            self.produce(range(number * share, (number + 1) * share))
+
+    def serve(self, name: str) -> None:
+        """Start a process of a service."""
+        process = self.context.Process(target=serve, args=(name, self.url, str(self.directory)))
         process.start()
-        sender.close()
-        return Worker(process, reports, batches)
+        self.services[process] = name
 
-    def listen(self, worker: Worker, workers: list[Worker]) -> None:
-        """Note what a process has reported, or that it has ended."""
-        try:
-            batch, offsets = worker.reports.recv()
-        except EOFError:
-            worker.process.join()
-            workers.remove(worker)
-            self.replace(worker, workers)
-            return
-        self.journal[batch] = offsets
-        worker.acknowledged += 1
-        show(len(self.journal) * BATCH, self.total)
+    def produce(self, numbers: range) -> None:
+        """Start a process that places these orders."""
+        process = self.context.Process(target=produce, args=(self.url, str(self.directory), numbers, self.poison))
+        process.start()
+        self.producers[process] = numbers
 
-    def replace(self, worker: Worker, workers: list[Worker]) -> None:
-        """Let a new process go on for a killed one. What that one had under way is unknown, and left alone here."""
-        remaining = worker.batches[worker.acknowledged + 1 :]
-        if worker.process.pid in self.killed and remaining:
-            workers.append(self.start(remaining))
-        elif worker.acknowledged < len(worker.batches) and worker.process.pid not in self.killed:
-            raise SystemExit(f"process {worker.process.pid} ended with {worker.process.exitcode}")
+    def placed(self) -> set[int]:
+        """Return the orders that were acknowledged to their producers."""
+        return {int(words[0]) for words in lines_of(self.directory, "placed")}
 
-    def kill(self, workers: list[Worker]) -> None:
-        """Kill two of them, whatever they are doing."""
-        for number in KILLED:
-            process = workers[number].process
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
-            self.killed.append(process.pid)
-        say(f"\n  SIGKILL to processes {self.killed[0]} and {self.killed[1]}")
-
-
-# --- looking at the result ----------------------------------------------------------------------
-
-
-async def stored_batches(url: str) -> dict[int, list[int]]:
-    """Return, per partition, the batch of the event at each offset."""
-    found: dict[int, list[int]] = {index: [] for index in range(orders.settings.partitions)}
-    async with Bus(url, topics=[orders]) as bus:
-        async for batch in bus.read_batches(orders):
-            assert isinstance(batch, Batch), f"something is lost: {batch}"
-            assert batch.place is not None
-            of_partition = found[batch.place.partition]
-            assert batch.start == len(of_partition), "the offsets are not dense"
-            of_partition += [int(data[:8]) for data in batch.columns.column("data").to_pylist()]
-    return found
-
-
-def check(journal: dict[int, Acknowledged], stored: dict[int, list[int]], total: int) -> None:
-    """Show that every acknowledged event is where its publisher was told."""
-    missing = [
-        batch
-        for batch, offsets in journal.items()
-        if any(stored[index][start:stop] != [batch] * (stop - start) for index, (start, stop) in offsets.items())
-    ]
-    assert not missing, f"LOST: batches {missing}"
-    parts = [batch for index in stored for batch, _ in groupby(stored[index])]
-    assert len(parts) == len({(index, batch) for index in stored for batch, _ in groupby(stored[index])}), "doubled"
-    acknowledged = len(journal) * BATCH
-    there = sum(map(len, stored.values()))
-    say(f"  {acknowledged:,} events were acknowledged, and every one of them is at its offset")
-    under_way = total - acknowledged
-    say(f"  {under_way:,} were under way in the killed processes: {there - acknowledged:,} of them are stored")
-
-
-# --- delivering them ----------------------------------------------------------------------------
-
-
-def consume(url: str, name: str, report: Connection) -> None:
-    """Consume batches until killed or told to end, and report each before it is acknowledged."""
-
-    async def run() -> None:
-        async with Bus(url, topics=[orders]) as bus, bus.consume(orders, "billing", mode="failover") as consumer:
-            report.send((name, None, []))
-            async for batch in consumer.batches():
-                report.send((name, batch.partition, batch.offsets.tolist()))
-                await batch.ack()
-                if report.poll():
-                    return
-
-    asyncio.run(run())
-
-
-@dataclass
-class Delivery:
-    """Starts two consumers, kills the one that is given the events, and counts what both were given."""
-
-    url: str
-    expected: dict[int, int]
-    """How many events each partition has."""
-    delivered: Counter[tuple[int, int]] = field(default_factory=Counter)
-    killed_at: float = 0.0
-    gap_seconds: float = 0.0
+    def done(self, name: str) -> Counter[int]:
+        """Return how often a service has done each order."""
+        return Counter(int(words[0]) for words in lines_of(self.directory, name))
 
     def run(self) -> None:
-        """Deliver everything."""
-        total = sum(self.expected.values())
-        context = multiprocessing.get_context("spawn")
-        processes, pipes = {}, {}
-        for name in ("first", "standby"):
-            mine, theirs = context.Pipe()
-            processes[name] = context.Process(target=consume, args=(self.url, name, theirs))
-            processes[name].start()
-            theirs.close()
-            pipes[name] = mine
-            assert mine.poll(60), "a consumer has not begun within a minute"
-            mine.recv()
-        try:
-            while len(self.delivered) < total:
-                ready = wait(list(pipes.values()), timeout=60)
-                if not ready:
-                    raise SystemExit("no event was delivered for a minute")
-                for pipe in [pipe for pipe in pipes.values() if pipe in ready]:
-                    self.listen(pipe, pipes)
-                if not self.killed_at and len(self.delivered) * 3 > total:
-                    processes["first"].kill()
-                    self.killed_at = time.monotonic()
-                    say(f"  SIGKILL to the consumer, process {processes['first'].pid}")
-            for pipe in pipes.values():
-                pipe.send("end")
-        finally:
-            for process in processes.values():
-                process.kill()
-                process.join()
+        """Place all orders, with two deaths on the way."""
+        while any(process.is_alive() for process in self.producers):
+            count = len(self.placed())
+            show(count, self.total)
+            if not self.killed and count * 3 > self.total:
+                self.kill()
+            time.sleep(0.1)
+        show(len(self.placed()), self.total, end="\n")
+        for process in self.producers:
+            if process.exitcode not in {0, -signal.SIGKILL}:
+                raise SystemExit(f"a producer ended with {process.exitcode}")
 
-    def listen(self, pipe: Connection, pipes: dict[str, Connection]) -> None:
-        """Count what a consumer was given, or note that it is dead."""
-        try:
-            name, partition, offsets = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            del pipes["first"]
-            return
-        if name == "standby" and not self.gap_seconds:
-            self.gap_seconds = time.monotonic() - self.killed_at
-        self.delivered.update((partition, offset) for offset in offsets)
+    def kill(self) -> None:
+        """Kill a producer and a service, whatever they are doing, and let others take their place."""
+        producer, numbers = next(iter(self.producers.items()))
+        consumer = next(process for process, name in self.services.items() if name == "inventory")
+        for what, process in (("a producer", producer), ("an inventory", consumer)):
+            process.kill()
+            process.join()
+            self.killed.append(f"{what}, process {process.pid}")
+        say(f"\n  SIGKILL to {' and to '.join(self.killed)}")
+        # What the producer had under way is unknown, and left alone here: another one goes on behind it.
+        acknowledged = [number for number in self.placed() if number in numbers]
+        self.produce(range(max(acknowledged, default=numbers.start) + 200, numbers.stop))
+        del self.services[consumer]
+        self.serve("inventory")
 
-    def tell(self) -> None:
-        """Say what was delivered, and what was not."""
-        lost = sum(self.expected.values()) - len(self.delivered)
-        twice = sum(count > 1 for count in self.delivered.values())
-        assert lost == 0, f"LOST: {lost}"
-        say(f"  {len(self.delivered):,} events were delivered, lost 0, delivered twice {twice:,}")
-        say(f"  the consumer that stood by went on after {self.gap_seconds * 1000:,.0f} ms")
+    def settle(self, *but: int) -> None:
+        """Wait until every service has done every order that was acknowledged, but for some."""
+        wanted = self.placed() - set(but)
+        self.wait(lambda: all(wanted <= set(self.done(name)) for name in SUBSCRIPTIONS), "an order is LOST")
 
+    def wait(self, condition: object, complaint: str) -> None:
+        """Wait for something that must happen."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        assert callable(condition)
+        while not condition():
+            if time.monotonic() > end:
+                raise SystemExit(complaint)
+            time.sleep(0.05)
 
-# --- the same events in Spark -------------------------------------------------------------------
+    async def replay(self) -> int:
+        """Find the dead letter, let somebody repair inventory, and replay it; returns how many there were."""
+        bus = Bus(self.url, topics=[orders])
+        while not await bus.dead_letters.count(orders, "inventory"):  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.05)
+        for group in await bus.dead_letters.groups(orders, "inventory"):
+            say(f"  {group.count} dead letter of inventory: {group.error_type} {group.message}, at {group.sample}")
+        (self.directory / FIXED).touch()
+        replayed = await bus.dead_letters.replay(orders, "inventory")
+        say(f"  inventory is repaired, and {replayed.replayed} dead letter replayed")
+        await bus.close()
+        return replayed.replayed
 
+    def close(self) -> None:
+        """Let every service drain and end."""
+        for process in self.services:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGTERM)
+        for process, name in self.services.items():
+            process.join(PATIENCE_SECONDS)
+            if process.exitcode != 0:
+                raise SystemExit(f"{name} ended with {process.exitcode}")
 
-async def create(url: str) -> None:
-    """Make the topic of counts: opening a bus that declares it is enough."""
-    async with Bus(url, topics=[counts]):
-        pass
+    def end(self) -> None:
+        """Leave nobody behind, whatever has happened."""
+        for process in (*self.producers, *self.services):
+            process.kill()
 
-
-def count_in_spark(url: str, checkpoint: Path) -> None:
-    """Count the events by key in a streaming query, and write all counts to the topic `counts` with every batch."""
-    spark = penstock.spark.session(app_name="penstock-demo")
-    try:
-        events = penstock.spark.stream(spark, url, orders, subscription="counting", maxRowsPerTrigger=400_000)
-        found = events.groupBy("key").count().selectExpr("key", "cast(count as string) as data")
-        query = (
-            found.writeStream.format("penstock")
-            .outputMode("complete")
-            .options(url=url, topic=counts.name, sinkName="counting", checkpointLocation=str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        batches = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
-        say(f"  Spark has read {sum(batches):,} events in {len(batches)} batches and counted them by key")
-    finally:
-        spark.stop()
-
-
-async def check_counts(url: str) -> None:
-    """Show that the last count of every key is what the log says."""
-    found: dict[bytes | None, int] = {}
-    expected: Counter[bytes | None] = Counter()
-    async with Bus(url, topics=[orders, counts]) as bus:
-        async for batch in bus.read_batches(orders):
-            assert isinstance(batch, Batch)
-            expected.update(batch.columns.column("key").to_pylist())
-        async for event in bus.read(counts):
-            found[event.key] = int(event.data)  # a later batch counts more: the last one stays
-    assert found == expected, "the counts differ from the log"
-    say(f"  the counts of {len(found):,} keys, {sum(found.values()):,} events, equal the log")
+    def tell(self, dead: int) -> None:
+        """Say what became of the orders."""
+        placed = self.placed()
+        say(f"\n  published     {len(placed):>9,}   orders that were acknowledged to their producers")
+        for name in SUBSCRIPTIONS:
+            done = self.done(name)
+            lost = len(placed - set(done))
+            took = sorted(int(words[3]) for words in lines_of(self.directory, name) if words[1:3] == ["1", "0"])
+            p50, p99 = took[len(took) // 2] / 1000, took[len(took) * 99 // 100] / 1000
+            twice = sum(count > 1 for count in done.values())
+            say(
+                f"  {name:<12}  {len(set(done) & placed):>9,}   delivered, lost {lost}, twice {twice:,}; "
+                f"p50 {p50:,.1f} ms, p99 {p99:,.1f} ms"
+            )
+            assert not lost, f"LOST: {lost} of {name}"
+        say(f"  dead letters  {dead:>9,}   replayed {dead:,}")
 
 
 def main(total: int) -> None:
     """Run the demonstration in a directory of its own, which is removed afterwards."""
     root = Path("penstock-data") / f"demo-{os.getpid()}"
     store = root / "store"
+    journals = root / "journals"
+    journals.mkdir(parents=True)
     url = f"file:{store}"
-    total = max(total // (BATCH * PROCESSES), 10) * BATCH * PROCESSES
-    say(f"{PROCESSES} processes publish {total:,} events to {url}")
+    shop = Shop(url, journals, max(total // PRODUCERS, 250) * PRODUCERS)
+    say(f"{PRODUCERS} processes place {shop.total:,} orders in {url}, {len(SERVICES)} run three services")
     try:
-        began = time.monotonic()
-        demo = Demo(url, total)
-        demo.run()
-        say(f"  {len(demo.journal) * BATCH / (time.monotonic() - began):,.0f} durable events/s, starting included")
+        asyncio.run(create(url))
+        shop.open()
+        shop.run()
+        shop.settle(shop.poison)
+        dead = asyncio.run(shop.replay())
+        shop.settle()
+        shop.close()
+        shop.tell(dead)
         report = verify(store, Platform())
         size = sum(partition.bytes for topic in report.topics for partition in topic.partitions)
         assert report.ok, report.damages
-        say(f"  opened anew and verified: {size / 1e6:,.0f} MB, no damage")
-        stored = asyncio.run(stored_batches(url))
-        check(demo.journal, stored, total)
-        delivery = Delivery(url, {index: len(batches) for index, batches in stored.items()})
-        delivery.run()
-        delivery.tell()
-        asyncio.run(create(url))
-        count_in_spark(url, root / "checkpoint")
-        asyncio.run(check_counts(url))
+        say(f"  opened anew and verified: {size / 1e6:,.0f} MB, no damage\n")
+        count_in_spark(url, root / "checkpoint", say)
+        asyncio.run(check_counts(url, say))
     finally:
+        shop.end()
         shutil.rmtree(root, ignore_errors=True)
+
+
+async def create(url: str) -> None:
+    """Make the topic, before nine processes do at once."""
+    bus = Bus(url, topics=[orders])
+    await bus.open()
+    await bus.close()
 
 
 def show(done: int, total: int, end: str = "") -> None:
@@ -345,4 +260,4 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 30_000)

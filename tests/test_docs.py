@@ -63,9 +63,11 @@ def test_the_first_program_prints_what_the_readme_says(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_the_demo_checks_itself(tmp_path: Path) -> None:
-    shown = run([str(ROOT / "examples" / "demo.py"), "40000"], tmp_path)
-    assert "SIGKILL to processes" in shown
-    assert "events were acknowledged, and every one of them is at its offset" in shown
+    shown = run([str(ROOT / "examples" / "demo.py"), "4000"], tmp_path)
+    assert "SIGKILL to a producer" in shown
+    assert shown.count("lost 0") == 3
+    assert "1 dead letter of inventory: KeyError 'perpetuum mobile'" in shown
+    assert "no damage" in shown
     assert "equal the log" in shown
 
 

@@ -213,6 +213,11 @@ class Delivery(_Hand, Generic[T]):
         self._nack(self._offsets, delay, reason, retry=retry, counted=counted)
 
     @property
+    def _is_last(self) -> bool:
+        """Whether there is no further attempt if this one fails."""
+        return self.attempt > self._engine.policy.max_retries
+
+    @property
     def _paused(self) -> bool:
         """Whether the subscription is paused by now."""
         return self._engine.policy.paused

@@ -314,7 +314,9 @@ class Handling:
             case _:
                 if not delivery._said:
                     delivery._fail(error)
-                logger.warning(
+                # One that is tried again is news to nobody but a developer; the last attempt is to everybody.
+                logger.log(
+                    logging.WARNING if delivery._is_last else logging.INFO,
                     "%s: handler %s failed at %s, attempt %d: %s",
                     self, self._name_at(delivery), delivery.position, delivery.attempt, type(error).__name__,
                     exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
