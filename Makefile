@@ -22,7 +22,7 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: $(STAMP) ## a million events published, delivered and counted, with processes killed on the way; nothing is lost
 	@$(BIN)/python tools/preflight.py java
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python -m examples.demo
 
 test: $(STAMP) ## run the tests (PYTEST="-k name" to choose, --slow for the long ones); those of Spark need Java 17
 	@$(BIN)/python tools/preflight.py java

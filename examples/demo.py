@@ -9,7 +9,7 @@ took.
 Then Spark reads the same orders as a stream, counts them by customer, and writes the counts to a second topic, exactly
 once. What that topic says is compared with the log.
 
-    python examples/demo.py [orders]
+    python -m examples.demo [orders]
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from shop import FIXED, UNHEARD_OF, Journal, OrderPlaced, lines_of, orders, service, some_order
-from spark_counts import check_counts, count_in_spark
+from examples.shop import FIXED, UNHEARD_OF, Journal, OrderPlaced, lines_of, orders, service, some_order
+from examples.spark_counts import check_counts, count_in_spark
 
 from penstock import Bus
 from penstock.stores.file.platform import Platform

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from shop import orders
+from examples.shop import orders
 
 import penstock.spark
 from penstock import Bus, Topic

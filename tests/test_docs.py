@@ -28,6 +28,7 @@ SNIPPETS = snippets()
 
 def run(arguments: list[str], directory: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         cwd=directory,
@@ -63,7 +64,7 @@ def test_the_first_program_prints_what_the_readme_says(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_the_demo_checks_itself(tmp_path: Path) -> None:
-    shown = run([str(ROOT / "examples" / "demo.py"), "4000"], tmp_path)
+    shown = run(["-m", "examples.demo", "4000"], tmp_path)
     assert "SIGKILL to a producer" in shown
     assert shown.count("lost 0") == 3
     assert "1 dead letter of inventory: KeyError 'perpetuum mobile'" in shown
