@@ -522,6 +522,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
                 "doctor",
                 "dump",
                 "lag",
+                "metrics",
                 "pause",
                 "publish",
                 "read",

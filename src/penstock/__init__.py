@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.events import Event as Event
     from penstock.events import event as event
     from penstock.events import upcaster as upcaster
+    from penstock.metrics import Metric as Metric
     from penstock.offsets import Gap as Gap
     from penstock.offsets import Position as Position
     from penstock.offsets import Range as Range
@@ -77,6 +78,7 @@ _HOMES = {
     "Event": "penstock.events",
     "event": "penstock.events",
     "upcaster": "penstock.events",
+    "Metric": "penstock.metrics",
     "Gap": "penstock.offsets",
     "Position": "penstock.offsets",
     "Range": "penstock.offsets",

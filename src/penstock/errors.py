@@ -12,6 +12,7 @@
         + SubscriptionMismatch     a subscription exists, but not in this way
         + BusClosed                the bus was used after it was closed
       - SparkUnavailable           Spark cannot run here; says what to install
+      - MetricsUnavailable         metrics cannot be exported here; says what to install or do
       - SettingsError              a setting has a wrong name, type or value
       - CodecError
         + EncodeError              a value cannot be turned into bytes
@@ -143,6 +144,10 @@ class BusClosed(UsageError):
 
 class SparkUnavailable(PenstockError):
     """Raised when Spark cannot run here; the message says what to install."""
+
+
+class MetricsUnavailable(PenstockError):
+    """Raised when metrics cannot be exported here; the message says what to install, or what to do."""
 
 
 class SettingsError(PenstockError):

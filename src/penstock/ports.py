@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from penstock.batch import Batch
 from penstock.errors import StoreError
+from penstock.metrics import Reading
 from penstock.offsets import Gap, Range
 from penstock.producers import Run
 from penstock.rows import (
@@ -454,6 +455,14 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give up files, sockets and threads."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """What a store may do besides: tell of its medium. One that does not is not asked."""
+
+    def readings(self) -> list[Reading]:
+        """Return what it has counted and how its medium is, by names of `penstock.metrics.CATALOGUE`."""
 
 
 class Backend(Protocol):

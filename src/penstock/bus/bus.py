@@ -30,6 +30,7 @@ from penstock.bus.directory import TopicDirectory
 from penstock.bus.entrances import Entrances
 from penstock.bus.grouping import GROUP_EVENTS_MAX
 from penstock.bus.local import Local
+from penstock.bus.measuring import Measurements
 from penstock.bus.publisher import Prepared, Publisher, Receipt
 from penstock.bus.signals import caught
 from penstock.bus.subscribers import ConsumeOptions, Subscribers
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from penstock.bus.sync import SyncBus
     from penstock.engine.lag import LagInfo
     from penstock.engine.policy import Exhausted
+    from penstock.metrics import Metric
     from penstock.ports import Backend, Store
     from penstock.rows import Subscription
     from penstock.runtime.subscriptions import Start
@@ -100,6 +102,7 @@ class Bus:
         self._deliveries = Deliveries(self._directory, self._clock, self._opened)
         self._subscribers = Subscribers(self._declare, self._consumer_of, self._clock, tuple(middleware))
         self._dead_letters = DeadLetters(self._directory, self._clock, self._opened)
+        self._measurements = Measurements(self._clock, self._deliveries, self._entrances)
         self._delayed_number = count()
         self._opening = asyncio.Lock()
         self._backend: Backend | None = None
@@ -150,6 +153,7 @@ class Bus:
             unseen = await closed_publishers(self._buffered)
             was, self._state = self._state, "closed"
             self._directory.forget()
+            self._measurements.close()
             if was == "open":
                 assert self._backend is not None
                 await self._deliveries.stop()
@@ -194,6 +198,7 @@ class Bus:
             raise
         if isinstance(backend, Local):
             self._entrances.start(backend)
+            self._measurements.open(backend, self._publisher)
         self._state = "open"
 
     def _check_not_closed(self) -> None:
@@ -607,6 +612,24 @@ class Bus:
     async def delete_subscription(self, topic: Topic[T] | str, name: str) -> bool:
         """Delete a subscription with its progress and its dead letters; False if there is none."""
         return await self._deliveries.delete(topic, name)
+
+    # --- measuring ---------------------------------------------------------------------------
+
+    async def metrics(self) -> list[Metric]:
+        """Return everything that is counted and measured, as plain values; see the guide for their names.
+
+        Counts are of this bus. What the store tells, such as lags, is of all subscriptions, and a few seconds old.
+        """
+        await self._opened()
+        return await self._measurements.gather()
+
+    def latest_metrics(self) -> list[Metric]:
+        """Return the same without `await`, in whichever thread; for exporters.
+
+        Called in the bus's own event loop, what the store tells is as it was at the call before. A bus that is not
+        open tells its version alone.
+        """
+        return self._measurements.latest()
 
     # --- reading -----------------------------------------------------------------------------
 

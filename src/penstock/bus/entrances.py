@@ -88,6 +88,12 @@ class Entrances:
         )
         self._mover.start()
 
+    async def pending(self) -> int | None:
+        """Return how many events of the outbox are not in the log yet; None without an outbox."""
+        if self._thread is None:
+            return None
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.outbox.pending)
+
     @contextmanager
     def scheduling(self) -> Iterator[None]:
         """Add a row to the schedule in this block: `stop` waits for its end, and the scheduler looks at it then."""

@@ -49,6 +49,8 @@ class Part:
 
     partition: int
     batch: Batch
+    nbytes: int
+    """The sum of its events' sizes."""
     run: Run | None = None
     """Given with the first attempt, and the same in all later ones."""
 
@@ -88,7 +90,7 @@ class Group:
     def to_part(self) -> Part:
         """Return all of it as one part, the same at every call."""
         if self.part is None:
-            self.part = Part(self.partition, Batch.from_events(self.events))
+            self.part = Part(self.partition, Batch.from_events(self.events), self.size)
         return self.part
 
     def end(self, outcome: Appended | Exception) -> None:

@@ -33,6 +33,7 @@ import numpy.typing as npt
 from penstock import columns as cols
 from penstock.batch import Batch
 from penstock.bus.grouping import Group, Lane, Part, Room
+from penstock.bus.measuring import Published
 from penstock.clock import Clock, seconds
 from penstock.errors import (
     PartialPublish,
@@ -269,6 +270,8 @@ class Publisher:
         self._producers: dict[Partition, _Producer] = {}
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._turn = count()
+        self.published: dict[str, Published] = {}
+        """What was counted, by topic."""
 
     # --- preparing ---------------------------------------------------------------------------
 
@@ -280,7 +283,7 @@ class Publisher:
         partition_of = batch.partitions(partitions, keyless=next(self._turn) % partitions)
         partition_bytes = np.bincount(partition_of, sizes, partitions)
         self._check_part(int(partition_bytes.argmax()), int(partition_bytes.max()))
-        parts = [Part(index, part) for index, part in batch.divide(partition_of)]
+        parts = [Part(index, part, int(partition_bytes[index])) for index, part in batch.divide(partition_of)]
         return PreparedBatch(topic, self, parts, partition_of)
 
     def prepare_event(self, topic: str, partitions: int, event: Event) -> Prepared:
@@ -340,6 +343,19 @@ class Publisher:
         await self.room.emptied()
 
     async def _append(self, topic: str, partition: Partition, part: Part) -> Appended:
+        counts = self.published.get(topic)
+        if counts is None:
+            counts = self.published[topic] = Published()
+        began = self._clock.monotonic()
+        try:
+            answer = await self._append_once(topic, partition, part)
+        except BaseException as error:
+            counts.failed(len(part.batch), error)
+            raise
+        counts.stored(len(part.batch), part.nbytes, self._clock.monotonic() - began, duplicate=answer.duplicate)
+        return answer
+
+    async def _append_once(self, topic: str, partition: Partition, part: Part) -> Appended:
         first_attempt = part.run is None
         if part.run is None:
             part.run = self._producer(partition).run(part.batch)

@@ -35,6 +35,7 @@ from penstock.cli import (
     doctor,
     dump,
     lag,
+    metrics,
     pause,
     publish,
     read,
@@ -73,6 +74,7 @@ app.command()(read.read)
 app.command()(trim.trim)
 app.add_typer(subscriptions.app, name="subscriptions")
 app.command(cls=lag.Watching)(lag.lag)
+app.command()(metrics.metrics)
 app.command()(seek.seek)
 app.command()(pause.pause)
 app.command()(pause.resume)

@@ -185,6 +185,8 @@ class Committer(Loop):
         self.commits += len(entries)
         self._retry_seconds = RETRY_SECONDS
         for entry, answer in zip(entries, answers, strict=True):
+            if answer is None:
+                entry.seat.member.tally.wrote(entry.step)
             if entry.seat.engine is entry.engine:
                 self._answered(entry, answer)
         self._wrote()

@@ -22,6 +22,7 @@ from penstock.runtime.monitor import Monitor
 from penstock.runtime.pool import Pool
 from penstock.runtime.presence import Presence
 from penstock.runtime.subscriptions import CLAIMED, MEMBERS, SHARED, subscription_of
+from penstock.runtime.tally import Tallies, Tally
 from penstock.runtime.team import Team
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Dispatcher:
         self.waiting: dict[Member, None] = {}
         """Those that may have an empty seat."""
         self.own_changes = OwnChanges()
+        self.tallies = Tallies()
         self._ledger_at = 0.0
         self.with_ledger = ledger
 
@@ -148,6 +150,10 @@ class Dispatcher:
         key = (crew.topic.log_id, crew.subscription.name)
         if self.crews.get(key) is crew:
             del self.crews[key]
+
+    def tally(self, topic: str, subscription: str) -> Tally:
+        """Return what counts the deliveries of a subscription in this process."""
+        return self.tallies.of(topic, subscription, lambda: {member.tally for member in self.members})
 
     async def saved(self, seat: Seat) -> bool:
         """Write what a shard has settled; False if the store does not take it, or not in time."""

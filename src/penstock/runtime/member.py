@@ -104,6 +104,7 @@ class Member(Waiter):
         """Why it can go on no more."""
         self.closed = False
         self.gaps = 0
+        self.tally = dispatcher.tally(topic.name, subscription.name)
         self.looks = 0
         """How often the watch has looked at the subscription for it."""
 

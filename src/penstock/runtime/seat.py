@@ -296,7 +296,7 @@ class Seat:
         if self.engine.progress.dirty or self.engine.progress.writing:
             self.lost_unwritten = True
         self._dispatcher.monitor.remove(self)
-        self.engine = None
+        self._emptied()
         self.member.lost(self)
 
     async def leave(self, *, clean: bool = True) -> None:
@@ -325,6 +325,8 @@ class Seat:
     def _emptied(self) -> Engine | None:
         """Be empty, and return what was there."""
         engine, self.engine = self.engine, None
+        if engine is not None:
+            self.member.tally.gaps += engine.gaps
         return engine
 
     # --- doing what the engine says -----------------------------------------------------------
@@ -339,6 +341,7 @@ class Seat:
             match output:
                 case Deliver():
                     handed = output
+                    self.member.tally.delivered += sum(len(piece.offsets) for piece in output.pieces)
                 case Read():
                     self._spawn(self._read(engine, output))
                 case Fetch():

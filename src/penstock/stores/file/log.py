@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import BeyondEnd, PenstockError, TopicDeleted, Trimmed, TrimRefused, UsageError
+from penstock.metrics import Histogram
 from penstock.offsets import Range
 from penstock.rows import Partition, Retention
 from penstock.stores.file.gate import PARTITIONS_GATE, TOPICS_GATE
@@ -103,6 +104,8 @@ class FileLog:
         self.check_open = check_open
         self.tails = Tails(root / "tails", platform.disk)
         self.topic_directory = Topics(platform, root, self.tails)
+        self.sync_times = Histogram()
+        """Of the syncs that publishers wait for."""
         self._drift = Drift(platform.clock)
         self._lock = threading.Lock()
         self._handles: dict[Partition, Handle] = {}
@@ -197,6 +200,7 @@ class FileLog:
             self.tails,
             self._settings,
             lambda: self._progress.witness(partition),
+            sync_times=self.sync_times,
         )
 
     def tail(self, handle: Handle) -> Tail:

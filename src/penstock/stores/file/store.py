@@ -24,6 +24,7 @@ from penstock.stores.file.files import replace_file
 from penstock.stores.file.gate import TOPICS_GATE, Gates, shared_gates
 from penstock.stores.file.keeper import Keeper
 from penstock.stores.file.log import FileLog
+from penstock.stores.file.measures import measure
 from penstock.stores.file.members import Member
 from penstock.stores.file.notifier import FileNotifier, find_runtime_directory
 from penstock.stores.file.platform import Platform
@@ -40,6 +41,7 @@ from penstock.stores.file.state.witnesses import Witnesses
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.metrics import Reading
     from penstock.ports import Outbox
     from penstock.rows import Fence, Staged
     from penstock.stores.file.state.database import Database
@@ -148,6 +150,11 @@ class FileStore:
         """Raise `StoreClosed` once the store is closed, and in a child of the process that opened it."""
         if self._unusable:
             raise StoreClosed(f"{self._unusable} open_store({self.url!r})")
+
+    def readings(self) -> list[Reading]:
+        """See `Measured`."""
+        self.check_open()
+        return measure(self._root / MARKER_FILE, self._platform, self.log)
 
     def abandon(self) -> None:
         """Refuse every call, in a child of the process that opened it; nothing that was inherited is touched."""

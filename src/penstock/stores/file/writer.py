@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.batch import Batch
+    from penstock.metrics import Histogram
     from penstock.producers import Run
     from penstock.settings import FileSettings
     from penstock.stores.file.files import PartitionFiles
@@ -69,8 +70,11 @@ class PartitionWriter:
         tails: Tails,
         settings: FileSettings,
         witness: Callable[[], int],
+        *,
+        sync_times: Histogram,
     ) -> None:
         self._files = files
+        self._sync_times = sync_times
         self._gate = gate
         self._tails = tails
         self._settings = settings
@@ -319,6 +323,8 @@ class PartitionWriter:
         """Sync what was written; the tail `after` is durable then."""
         slot = self._files.slot
         syncing = self._tails.write(slot, after, state=State.SYNCING)
+        clock = self._files.platform.clock
+        began = clock.monotonic()
         try:
             self._files.disk.sync(file.descriptor)
         except OSError:
@@ -326,6 +332,7 @@ class PartitionWriter:
             self._tails.write(slot, syncing, state=State.POISONED)
             logger.exception("%s: a sync failed; what it should have made durable is unknown", self._files)
             raise
+        self._sync_times.observe(clock.monotonic() - began)
         self._tail = self._tails.write(
             slot,
             syncing,
