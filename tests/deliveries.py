@@ -20,6 +20,7 @@ from penstock import Bus, Topic
 from penstock.batch import Batch
 from penstock.clock import VirtualClock
 from penstock.offsets import RangeSet
+from penstock.ports import Measured
 from penstock.producers import lasting_producer
 from penstock.rows import ParkedFilter, Shard, TopicInfo
 from penstock.runtime.ledger import Record, decode_record
@@ -93,6 +94,8 @@ class Faulty:
         self.hears: Callable[[], bool] = lambda: True
         """Whether the next hint arrives."""
         self.outbox: Any = store.outbox
+        if isinstance(store, Measured):
+            self.readings = store.readings
 
     def _listen(self, listen: Hook, callback: Callable[[Partition], None]) -> Any:
         return listen(lambda partition: callback(partition) if self.hears() else None)

@@ -41,7 +41,7 @@ REQUEST_SECONDS: Final = 10.0
 REQUESTS_MAX: Final = 8
 """So many are answered at a time; others wait in line."""
 PATHS: Final = ("/metrics", "/")
-PLAIN: Final = [("Content-Type", "text/plain; charset=utf-8")]
+PLAIN: Final = ("Content-Type", "text/plain; charset=utf-8")
 
 
 def _client() -> ModuleType:
@@ -83,8 +83,8 @@ def _family(metric: Metric) -> Family:
         if isinstance(value, Buckets):
             for bound, count in zip((*BOUNDS, math.inf), value.counts, strict=True):
                 family.add_sample(f"{metric.name}_bucket", {**labels, "le": _bound(bound)}, count)
-            family.add_sample(f"{metric.name}_count", labels, value.counts[-1])
-            if value.sum is not None:
+            if value.sum is not None:  # by OpenMetrics, both or none
+                family.add_sample(f"{metric.name}_count", labels, value.counts[-1])
                 family.add_sample(f"{metric.name}_sum", labels, value.sum)
         else:
             family.add_sample(metric.name, labels, value)
@@ -225,13 +225,13 @@ def _application(registry: CollectorRegistry) -> WSGIApplication:
 
     def application(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         if environ.get("PATH_INFO") not in PATHS:
-            start("404 Not Found", PLAIN)
+            start("404 Not Found", [PLAIN])
             return [b"metrics are at /metrics\n"]
         try:
             return answer(environ, start)
         except PenstockError as error:
             logger.warning("metrics could not be read: %s", error)
-            start("503 Service Unavailable", PLAIN)
+            start("503 Service Unavailable", [PLAIN])
             return [b"the metrics cannot be read now; the log says why\n"]
 
     return application
