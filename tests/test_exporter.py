@@ -206,16 +206,30 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
         serve_metrics(one_of_each(), port=65_536)
 
 
-def test_clients_that_say_nothing_do_not_take_more_than_their_places() -> None:
-    before = threading.active_count()
-    with serve_metrics(one_of_each(), port=0) as server:
-        silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(REQUESTS_MAX + 5)]
-        try:
-            # One more than is answered at a time: the thread that accepts stands, and no other was begun.
-            assert threading.active_count() <= before + 1 + REQUESTS_MAX
-        finally:
-            for connection in silent:
-                connection.close()
+def test_no_more_than_so_many_are_answered_at_a_time() -> None:
+    too_many = threading.Barrier(REQUESTS_MAX + 1)
+    met: list[bool] = []
+
+    class Slow(Fixed):
+        def latest_metrics(self) -> list[Metric]:
+            try:
+                too_many.wait(1.0)
+                met.append(True)
+            except threading.BrokenBarrierError:
+                met.append(False)  # one was missing, as it waits for its turn
+            return super().latest_metrics()
+
+    with serve_metrics(Slow(Reading("store_up", 1)), port=0) as server:
+        clients = [threading.Thread(target=get, args=(server.url,)) for _ in range(REQUESTS_MAX + 1)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+    assert met == [False] * (REQUESTS_MAX + 1)
+
+
+def test_a_client_that_says_nothing_holds_up_nobody() -> None:
+    with serve_metrics(one_of_each(), port=0) as server, socket.create_connection(("127.0.0.1", server.port)):
         assert get(server.url)[0] == 200
 
 
