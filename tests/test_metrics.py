@@ -229,12 +229,16 @@ async def test_counts_are_the_same_in_every_mode(world: World, mode: Any) -> Non
         assert idle.active == [0, 1, 2, 3]
 
 
-async def test_what_was_not_written_is_not_counted(world: World) -> None:
+@pytest.mark.parametrize("refusal", ["raised", "answered"])
+async def test_what_was_not_written_is_not_counted(world: World, refusal: str) -> None:
     bus = world.bus()
     await world.publish(bus, b"0", b"1")
     async with world.running(bus.consume(raw, "s", mode="exclusive"), kept) as running:
         await world.until(lambda: len(running.taken) == 1)
-        world.store.fail("cursors.commit", StoreError("not now"))
+        if refusal == "raised":
+            world.store.fail("cursors.commit", StoreError("not now"))
+        else:
+            world.store.hooks["cursors.commit"] = lambda _commit, commits: [StoreFull("no room") for _ in commits]
         await running.deliveries[0].ack()
         await world.until(lambda: len(running.taken) == 2)
         await world.run(1.0)
