@@ -11,6 +11,7 @@ import logging
 import sqlite3
 import threading
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -80,6 +81,7 @@ class Looks:
         return seen
 
 
+@cache  # it is read from a file
 def build_reading() -> Reading:
     """Return which version this is."""
     return Reading("build_info", 1, (version("penstock"),))
