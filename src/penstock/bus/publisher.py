@@ -297,7 +297,8 @@ class Publisher:
 
     def prepare_part(self, topic: str, partition: int, batch: Batch) -> Prepared:
         """Do the same for events of one partition whose limits were checked, one by one and together."""
-        return PreparedBatch(topic, self, [Part(partition, batch)], np.full(len(batch), partition, np.int32))
+        part = Part(partition, batch, batch.total_size)
+        return PreparedBatch(topic, self, [part], np.full(len(batch), partition, np.int32))
 
     def checked_size(self, event: Event, partition: int) -> int:
         """Return the bytes of an event; raise `TooLarge` if it has too much of anything."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.engine.policy import Exhausted
     from penstock.events import Event
     from penstock.inbox import Once
+    from penstock.metrics import Metric
     from penstock.offsets import Gap, Position, Range
     from penstock.rows import ParkedState, Subscription
     from penstock.runtime.subscriptions import Start
@@ -595,6 +596,21 @@ class SyncBus(Facade[Bus]):
     def delete_subscription(self, topic: Topic[T] | str, name: str) -> bool:
         """Delete a subscription with its progress and its dead letters; False if there is none."""
         return self._portal.call(self._wrapped.delete_subscription(topic, name))
+
+    def metrics(self) -> list[Metric]:
+        """Return everything that is counted and measured, as plain values; see the guide for their names.
+
+        Counts are of this bus. What the store tells, such as lags, is of all subscriptions, and a few seconds old.
+        """
+        return self._portal.call(self._wrapped.metrics())
+
+    def latest_metrics(self) -> list[Metric]:
+        """Return the same without `await`, in whichever thread; for exporters.
+
+        Called in the bus's own event loop, what the store tells is as it was at the call before. A bus that is not
+        open tells its version alone.
+        """
+        return self._portal.run(lambda: self._wrapped.latest_metrics())
 
     def read(
         self,
