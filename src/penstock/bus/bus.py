@@ -121,7 +121,28 @@ class Bus:
             return self._store.url
         if self._given_url is not None:
             return self._given_url
-        return (self._given_settings or resolve().settings).url
+        return self.settings.url
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that it was given, or else those in force where it runs."""
+        return self._given_settings or resolve({"url": self._given_url}).settings
+
+    def configure(
+        self,
+        *,
+        url: str | None = None,
+        settings: Settings | None = None,
+        outbox: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Decide anew what was decided when it was made, for whoever deploys it; before it is used."""
+        if self._state != "new" or self._backend is not None:
+            raise UsageError(f"{self!r} is in use: configure it before it opens, and before anything is published")
+        if url is not None:
+            self._given_url, self._store = url, None
+        self._given_settings = settings or self._given_settings
+        if outbox is not None:
+            self._entrances.configure(outbox)
 
     # --- opening and closing -----------------------------------------------------------------
 
@@ -226,17 +247,26 @@ class Bus:
 
     # --- running -----------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Run the subscribers until SIGTERM or SIGINT; then let every handler end, and close.
+    async def run(self, *, until: asyncio.Event | None = None) -> bool:
+        """Run the subscribers until SIGTERM or SIGINT, or until an event is set; then let every handler end, and close.
 
         What was not begun goes back, and no attempt is counted. A second signal ends handlers at once. If one of the
         subscribers can go on no more, since its topic was deleted for example, all end, and its error is raised.
+
+        Returns whether all handlers that were begun have ended by themselves; otherwise some had to be cancelled, and
+        their events went back, too.
         """
         if not self._subscribers.declared:
             raise UsageError("this bus has nothing to run: declare handlers with @bus.subscriber(topic, name)")
         with caught() as ending:
             async with self:
-                await self._subscribers.run_until(ending)
+                await self._subscribers.run_until(ending, until)
+        return not self._subscribers.cancelled
+
+    @property
+    def subscribers(self) -> list[Subscriber]:
+        """The subscribers that were declared, in their order."""
+        return list(self._subscribers.declared.values())
 
     @asynccontextmanager
     async def lifespan(self, _app: object = None) -> AsyncIterator[None]:

@@ -58,6 +58,12 @@ class Entrances:
             self._outbox = SqliteOutbox(self._outbox_path)
         return self._outbox
 
+    def configure(self, outbox_path: str | os.PathLike[str]) -> None:
+        """Use another outbox; before anything was staged."""
+        if self._outbox is not None:
+            raise UsageError(f"events were staged in {self._outbox_path} already: say where the outbox is before")
+        self._outbox_path = outbox_path
+
     def start(self, backend: Local) -> None:
         """Start the loops over an open backend."""
         owner = process_producer(self._clock.time_us()).hex()

@@ -66,6 +66,15 @@ def handler_of(function: Callable[..., Any], topic: Topic[Any]) -> Handler:
     return Handler(function, name, classes, inspect.iscoroutinefunction(called), takes)
 
 
+def code_of(function: Any) -> types.CodeType | None:
+    """Return the code that runs when something is called; None if it is no code of Python."""
+    function = getattr(function, "func", function)
+    function = getattr(function, "__func__", function)
+    if not inspect.isfunction(function):
+        function = type(function).__call__
+    return getattr(function, "__code__", None)
+
+
 def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
     """Return what has to be given, or may be given by position."""
     wanted = []

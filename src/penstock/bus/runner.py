@@ -51,6 +51,8 @@ class Runner:
         own = (each for subscriber in subscribers for each in subscriber.middleware)
         self._middleware = list({id(each): each for each in (*middleware, *own)}.values())
         self.watchdog = Watchdog(self._handlers)
+        self.cancelled = 0
+        """How many handlers were ended before they had ended by themselves."""
         self._keeper: asyncio.Task[None] | None = None
 
     def _handlers(self) -> list[Handler]:
@@ -93,6 +95,7 @@ class Runner:
             with suppress(asyncio.CancelledError):
                 await self._keeper
             self._keeper = None
+        self.cancelled += sum(len(handling.busy) for handling in self.handlings)
         await asyncio.gather(*(handling.stop() for handling in self.handlings))
         for middleware in self._middleware:
             close = getattr(middleware, "close", None)

@@ -62,6 +62,8 @@ class Subscribers:
         self.runner: Runner | None = None
         """What runs them; None while nothing does."""
         self.drain_seconds = 30.0
+        self.cancelled = 0
+        """How many handlers had to be cancelled, since they did not end in time."""
         self._stopping = asyncio.Lock()
         self._ending: Ending | None = None
 
@@ -115,19 +117,23 @@ class Subscribers:
             await runner.start()
             self.runner = runner
 
-    async def run_until(self, ending: Ending) -> None:
-        """Return when an end is asked for; raise what ends one of them by itself."""
+    async def run_until(self, ending: Ending, until: asyncio.Event | None = None) -> None:
+        """Return when an end is asked for, or the event is set; raise what ends one of them by itself."""
         assert self.runner is not None
         self._ending = ending
-        asked = asyncio.get_running_loop().create_task(ending.asked.wait())
-        failed = asyncio.get_running_loop().create_task(self.runner.failed())
+        loop = asyncio.get_running_loop()
+        asked = loop.create_task(ending.asked.wait())
+        failed = loop.create_task(self.runner.failed())
+        wanted = loop.create_task((until or ending.asked).wait())
         try:
-            await asyncio.wait([asked, failed], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([asked, failed, wanted], return_when=asyncio.FIRST_COMPLETED)
             if failed.done():
                 await failed
         finally:
-            asked.cancel()
-            failed.cancel()
+            for each in (asked, failed, wanted):
+                each.cancel()
+        if not ending.asked.is_set():
+            ending.ask()  # from now on a signal is the second wish
 
     async def stop(self) -> None:
         """Drain them, and end; may be repeated."""
@@ -135,6 +141,7 @@ class Subscribers:
             runner, self.runner = self.runner, None
             if runner is not None:
                 await runner.stop(self.drain_seconds, None if self._ending is None else self._ending.hurry)
+                self.cancelled += runner.cancelled
 
 
 def _check_same(subscriber: Subscriber, options: ConsumeOptions, own: dict[str, Any]) -> None:

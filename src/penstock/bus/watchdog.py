@@ -8,17 +8,18 @@ Once it has not for a second the log says where it stands, and in which handler.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from penstock.bus.handlers import code_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import CodeType, FrameType
+    from types import FrameType
 
     from penstock.bus.handlers import Handler
 
@@ -76,17 +77,9 @@ class Watchdog:
 
     def _described(self, frame: FrameType | None) -> str:
         """Say in which handler a stack is, and where it stands."""
-        codes = {code: handler.name for handler in self._handlers() if (code := _code_of(handler)) is not None}
+        codes = {code: handler.name for handler in self._handlers() if (code := code_of(handler.function)) is not None}
         stack = list(traceback.walk_stack(frame)) if frame is not None else []
         name = next((codes[each.f_code] for each, _ in stack if each.f_code in codes), None)
         places = [f"{each.f_code.co_filename}:{line} in {each.f_code.co_name}" for each, line in stack[:FRAMES_MAX]]
         where = " < ".join(places) or "nobody knows where"
         return f"handler {name} blocks it at {where}" if name else f"it is blocked at {where}"
-
-
-def _code_of(handler: Handler) -> CodeType | None:
-    function: Any = getattr(handler.function, "func", handler.function)
-    function = getattr(function, "__func__", function)
-    if not inspect.isfunction(function):
-        function = type(function).__call__
-    return getattr(function, "__code__", None)

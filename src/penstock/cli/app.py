@@ -32,6 +32,7 @@ from penstock.cli import (
     config,
     consume,
     dlq,
+    debug,
     doctor,
     dump,
     lag,
@@ -50,6 +51,7 @@ from penstock.cli import (
     version,
 )
 from penstock.cli.output import say
+from penstock.cli.run import run as run_application
 from penstock.cli.session import Session
 from penstock.errors import IntegrityError, PenstockError, UsageError
 from penstock.settings import redact_url
@@ -80,6 +82,8 @@ app.command()(pause.pause)
 app.command()(pause.resume)
 app.command()(consume.consume)
 app.add_typer(dlq.app, name="dlq")
+app.command(name="run")(run_application)
+app.command()(debug.debug)
 app.add_typer(schedule.app, name="schedule")
 app.command()(verify.verify)
 app.command()(repair.repair)

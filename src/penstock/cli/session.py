@@ -37,17 +37,8 @@ class Session:
     @contextmanager
     def open_store(self, *, create: bool = False) -> Iterator[tuple[Store, Settings]]:
         """Open the store for a block, and close it at the end; with `create` it is made if it does not exist."""
-        from penstock.stores import open_store
-
         settings = self.resolve().settings
-        if settings.url.startswith("memory:"):
-            raise UsageError(
-                "a memory: store ends with its process, and a command would see an empty one of its own: "
-                "give --url file:./directory"
-            )
-        if settings.url.startswith("file:") and not create:
-            check_store(directory_of(settings.url))
-        with closing(open_store(settings.url, settings=settings)) as store:
+        with opened_store(settings, create=create) as store:
             yield store, settings
 
     def directory(self, *, must_exist: bool = True) -> tuple[Path, Settings]:
@@ -60,6 +51,22 @@ class Session:
         if must_exist and not _is_marked(path):
             _check_remains(path)
         return path, settings
+
+
+@contextmanager
+def opened_store(settings: Settings, *, create: bool = False) -> Iterator[Store]:
+    """Open the store that settings name, as `Session.open_store` does."""
+    from penstock.stores import open_store
+
+    if settings.url.startswith("memory:"):
+        raise UsageError(
+            "a memory: store ends with its process, and a command would see an empty one of its own: "
+            "give --url file:./directory"
+        )
+    if settings.url.startswith("file:") and not create:
+        check_store(directory_of(settings.url))
+    with closing(open_store(settings.url, settings=settings)) as store:
+        yield store
 
 
 def directory_of(url: str) -> Path:
