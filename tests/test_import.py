@@ -21,7 +21,7 @@ def loaded_after(statement: str) -> set[str]:
 
 FORBIDDEN = {
     "pyspark", "pandas", "grpc", "google", "psycopg", "pymongo", "sqlite3", "typer", "click", "rich", "starlette",
-    "uvicorn", "fastapi", "prometheus_client", "opentelemetry", "pytest", "hypothesis", "pydantic",
+    "uvicorn", "fastapi", "django", "prometheus_client", "opentelemetry", "pytest", "hypothesis", "pydantic",
     "attrs", "cloudevents",
 }  # fmt: skip
 

@@ -378,6 +378,26 @@ class SqliteOutbox:
         return StoreError(f"outbox {self.path}: {error}")
 
 
+def create_tables(transaction: Any) -> None:
+    """Create what staging needs in the caller's transaction; `stage` and the mover do the same where it is missing."""
+    cursor = _cursor_of(transaction)
+    for statement in _SCHEMA:
+        cursor.execute(statement)
+
+
+def drop_tables(transaction: Any) -> int:
+    """Drop the tables in the caller's transaction. If rows wait, or were set aside, return how many, and drop none."""
+    cursor = _cursor_of(transaction)
+    held = 0
+    for table in ("penstock_outbox", "penstock_outbox_failed"):
+        [count] = cursor.execute(f"SELECT COUNT(*) FROM {table}").fetchone()  # noqa: S608 - one of two names
+        held += count
+    if not held:
+        for table in ("penstock_outbox", "penstock_outbox_failed", "penstock_outbox_identity"):
+            cursor.execute(f"DROP TABLE {table}")
+    return held
+
+
 def _identity(connection: sqlite3.Connection) -> bytes | None:
     """Return the producer that this file has, or None if it has none yet."""
     tables = "SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND name GLOB 'penstock_outbox*'"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from penstock.bus.handlers import Subscriber, handler_of
 from penstock.errors import UsageError
+from penstock.settings import redact_url
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -142,6 +144,18 @@ class Subscribers:
             if runner is not None:
                 await runner.stop(self.drain_seconds, None if self._ending is None else self._ending.hurry)
                 self.cancelled += runner.cancelled
+
+
+def announcement(url: str, subscribers: Sequence[Subscriber]) -> list[str]:
+    """Return what a process says before it runs subscribers, line by line."""
+    count = len(subscribers)
+    lines = [f"process {os.getpid()} runs {count} subscriber{'s' * (count != 1)} of {redact_url(url)}:"]
+    for each in subscribers:
+        mode = each.options.get("mode")
+        handlers = ", ".join(handler.name for handler in each.handlers)
+        how = f" ({mode})" if mode else ""
+        lines.append(f"  {each.topic.name} → {each.name}{how}, {each.concurrency} at a time: {handlers}")
+    return lines
 
 
 def _check_same(subscriber: Subscriber, options: ConsumeOptions, own: dict[str, Any]) -> None:

@@ -19,11 +19,9 @@ from penstock.cli.application import Target, find_bus
 from penstock.cli.output import say
 from penstock.cli.session import Session
 from penstock.errors import UsageError
-from penstock.settings import redact_url
 
 if TYPE_CHECKING:
     from penstock.bus.bus import Bus
-    from penstock.bus.handlers import Subscriber
 
 WORKERS_MAX = 64
 """So many is a subscription by key divided among at most."""
@@ -48,6 +46,8 @@ def run(
 
     Handlers that run by then may end, and what was not begun goes back. A second signal cancels handlers at once.
     """
+    from penstock.bus.subscribers import announcement
+
     session = context.ensure_object(Session)
     if reload and workers > 1:
         raise UsageError("--reload is for development, with one process: leave --workers out")
@@ -57,7 +57,8 @@ def run(
         bus = _runnable(target, session)
         log_to_stderr(log_level)
         if worker <= 1:
-            tell_subscribers(bus)
+            for line in announcement(bus.url, bus.subscribers):
+                say(line)
         code = _run_here(bus, is_worker=worker > 0)
     if code:
         raise typer.Exit(code)
@@ -81,22 +82,6 @@ def log_to_stderr(level: LogLevel | None) -> None:
         logging.basicConfig(level=(level or "info").upper(), format=LOG_FORMAT, stream=sys.stderr)
     if level is not None:
         logging.getLogger("penstock").setLevel(level.upper())
-
-
-def tell_subscribers(bus: Bus) -> None:
-    """Say what is going to run."""
-    count = len(bus.subscribers)
-    say(f"process {os.getpid()} runs {count} subscriber{'s' * (count != 1)} of {redact_url(bus.url)}:")
-    for subscriber in bus.subscribers:
-        say(f"  {described(subscriber)}")
-
-
-def described(subscriber: Subscriber) -> str:
-    """Return one line about a subscriber."""
-    handlers = ", ".join(handler.name for handler in subscriber.handlers)
-    mode = subscriber.options.get("mode")
-    shown = f" ({mode})" if mode else ""
-    return f"{subscriber.topic.name} → {subscriber.name}{shown}, {subscriber.concurrency} at a time: {handlers}"
 
 
 def _run_here(bus: Bus, *, is_worker: bool) -> int:

@@ -1,0 +1,1 @@
+"""What `manage.py migrate` does for Penstock."""
