@@ -49,7 +49,7 @@ def find_bus(target: str, session: Session) -> Bus:
     module = _imported(name)
     bus = _named(module, path) if path else _only(module)
     if session.url is not None or session.config is not None:
-        bus.configure(url=session.url, settings=session.resolve().settings)
+        bus.configure(url=session.url, settings=None if session.config is None else session.resolve().settings)
     return bus
 
 
