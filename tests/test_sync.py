@@ -75,7 +75,21 @@ def test_the_facade_is_what_is_made_from_the_bus_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("source", "facade", "omitted"),
     [
-        (Bus, facades.SyncBus, {"publisher", "sync", "subscriber", "run", "lifespan", "open"}),
+        (
+            Bus,
+            facades.SyncBus,
+            {
+                "publisher",
+                "sync",
+                "subscriber",
+                "subscribers",
+                "run",
+                "lifespan",
+                "open",
+                "configure",
+                "latest_metrics",
+            },
+        ),
         (DeadLetters, facades.SyncDeadLetters, set()),
         (asynchronous.Consumer, facades.SyncConsumer, set()),
         (asynchronous.Delivery, facades.SyncDelivery, set()),

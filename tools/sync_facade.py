@@ -88,7 +88,9 @@ SOURCES = [
         at_once={"read": 500},
         # What is sent one by one crosses threads one by one, and that costs more than an append: `publish_batch` it.
         # Subscribers run in an event loop: `await bus.run()`, or `penstock run`.
-        omitted=frozenset({"publisher", "sync", "subscriber", "run", "lifespan", "open"}),
+        omitted=frozenset(
+            {"publisher", "sync", "subscriber", "subscribers", "run", "lifespan", "open", "configure", "latest_metrics"}
+        ),
     ),
 ]
 FACADES = {source.name: source.facade for source in SOURCES}

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.offsets import Gap, Position, Range
     from penstock.rows import ParkedState, Subscription
     from penstock.runtime.subscriptions import Start
+    from penstock.settings import Settings
 
 T = TypeVar("T")
 
@@ -354,6 +355,11 @@ class SyncBus(Facade[Bus]):
         """The store's URL, with its secret if it has one: what another process opens to reach the same events."""
         return self._wrapped.url
 
+    @property
+    def settings(self) -> Settings:
+        """The settings that it was given, or else those in force where it runs."""
+        return self._wrapped.settings
+
     def __enter__(self) -> Self:
         self._portal.call(self._wrapped.__aenter__())
         return self
@@ -603,14 +609,6 @@ class SyncBus(Facade[Bus]):
         Counts are of this bus. What the store tells, such as lags, is of all subscriptions, and a few seconds old.
         """
         return self._portal.call(self._wrapped.metrics())
-
-    def latest_metrics(self) -> list[Metric]:
-        """Return the same without `await`, in whichever thread; for exporters.
-
-        Called in the bus's own event loop, what the store tells is as it was at the call before. A bus that is not
-        open tells its version alone.
-        """
-        return self._portal.run(lambda: self._wrapped.latest_metrics())
 
     def read(
         self,

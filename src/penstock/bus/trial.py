@@ -55,20 +55,9 @@ class TrialDelivery(Delivery[T]):
         return False
 
     @property
-    def lane(self) -> bytes | int | None:
-        """What its order would be kept by."""
-        key = self.event.key
-        return self.position.partition if key is None else key
-
-    @property
-    def paused(self) -> bool:
-        """A trial does not ask whether the subscription is paused."""
-        return False
-
-    @property
-    def timeout_seconds(self) -> float | None:
-        """None: somebody who looks at it step by step takes his time."""
-        return None
+    def said(self) -> bool:
+        """Whether the handler has said anything of it."""
+        return self._said
 
     def once(self, *_: Any, **__: Any) -> Any:
         """Return what says that this is the first time, as a context for `with` or `async with`."""
