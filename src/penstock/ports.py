@@ -48,6 +48,7 @@ from penstock.rows import (
     Scheduled,
     Settlement,
     Staged,
+    StoreState,
     Subscription,
     TopicInfo,
     TopicSettings,
@@ -307,6 +308,9 @@ class Schedule(Protocol):
     def next_due(self) -> int | None:
         """Return when the first row is due, claimed ones included, or None."""
 
+    def pending(self) -> int:
+        """Return how many rows there are, claimed ones included; costs the same however many."""
+
     def claim(self, now: int, limit: int, fence: Fence) -> list[Scheduled]:
         """Return rows that are due by (due_at, id), each with a lasting producer and a sequence of its own.
 
@@ -463,6 +467,14 @@ class Measured(Protocol):
 
     def readings(self) -> list[Reading]:
         """Return what it has counted and how its medium is, by names of `penstock.metrics.CATALOGUE`."""
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """What a store may have besides: it can tell how it does itself. Health shows it where it is there."""
+
+    def inspect(self) -> StoreState:
+        """Return how the store does, as far as that is cheap: nothing is read in full, and nothing is changed."""
 
 
 class Backend(Protocol):

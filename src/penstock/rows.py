@@ -336,6 +336,40 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
     """Of the outbox: it only grows, and never restarts."""
 
 
+# --- the store itself -------------------------------------------------------------------------
+
+
+class StoreMember(NamedTuple):
+    """A process that has a store open."""
+
+    process: int
+    """The number that the system gave it."""
+    program: str
+    opened_at: int
+
+
+class PartitionFault(NamedTuple):
+    """Something that is wrong with the log of a partition."""
+
+    topic: str
+    partition: int
+    fault: str
+    """In words, with what to do."""
+
+
+class StoreState(msgspec.Struct, frozen=True, kw_only=True):
+    """How a store does."""
+
+    free_bytes: int
+    """Of the medium, for this user."""
+    total_bytes: int
+    space_is_short: bool
+    """Whether so little is free that writing may end soon."""
+    members: tuple[StoreMember, ...] = ()
+    """All others that have it open now."""
+    faults: tuple[PartitionFault, ...] = ()
+
+
 MANIFESTS_KEPT = 100
 """So many manifests that are done are remembered of each sink; those that are not done, always."""
 

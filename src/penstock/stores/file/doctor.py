@@ -24,7 +24,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock.errors import StoreUnavailable
-from penstock.stores.file.filesystem import check_filesystem, describe
+from penstock.stores.file.filesystem import FREE_BYTES_MIN, check_filesystem, describe, space_is_short
 from penstock.stores.file.platform import DIRECTORY_MODE, FILE_MODE, SystemRecordLocks
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from penstock.stores.file.platform import Platform
     from penstock.stores.file.sockets import DatagramSockets
 
-FREE_BYTES_MIN = 1 << 30
 SYNC_COUNT = 20
 SYNC_SECONDS_MAX = 0.05
 """A publish waits for at least one sync."""
@@ -158,8 +157,8 @@ def examine_space(path: Path) -> Finding:
     return _judged(
         "free space",
         f"{found.free_bytes / gib:.1f} of {found.total_bytes / gib:.1f} GiB",
-        ok=found.free_bytes >= FREE_BYTES_MIN,
-        advice=f"less than {FREE_BYTES_MIN / gib:.0f} GiB is free: make room, or set a retention",
+        ok=not space_is_short(found.free_bytes, found.total_bytes),
+        advice=f"less than {FREE_BYTES_MIN / gib:.0f} GiB is free, or a tenth: make room, or set a retention",
     )
 
 

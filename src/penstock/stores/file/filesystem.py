@@ -16,7 +16,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import StoreUnavailable
 
@@ -60,6 +60,10 @@ class Mount:
     """False if the system itself says that it is not; only macOS does."""
 
 
+FREE_BYTES_MIN: Final = 1 << 30
+"""With less than this free, or less than a tenth of a small disk, space is short."""
+
+
 @dataclass(frozen=True, slots=True)
 class FilesystemInfo:
     """What is known of the file system that holds a path; an empty type is an unknown one."""
@@ -73,6 +77,11 @@ class FilesystemInfo:
     total_bytes: int
     persistent: bool
     """Whether what is written is there after a reboot."""
+
+
+def space_is_short(free_bytes: int, total_bytes: int) -> bool:
+    """Say whether so little is free that writing may end soon."""
+    return free_bytes < min(FREE_BYTES_MIN, total_bytes // 10)
 
 
 # --- asking -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock.errors import BeyondEnd, PenstockError, TopicDeleted, Trimmed, TrimRefused, UsageError
 from penstock.metrics import Histogram
 from penstock.offsets import Range
-from penstock.rows import Partition, Retention
+from penstock.rows import Partition, PartitionFault, Retention
 from penstock.stores.file.gate import PARTITIONS_GATE, TOPICS_GATE
 from penstock.stores.file.reader import PartitionReader
 from penstock.stores.file.recovery import is_believed
@@ -47,6 +47,13 @@ R = TypeVar("R")
 
 READ_ATTEMPTS: Final = 10
 """A segment that retention removes during a read is looked for anew; so often in a row is damage."""
+
+
+FAULTS: Final = {
+    State.POISONED: "a sync has failed: the next append copies what was not proven to be on the disk, or is refused",
+    State.DAMAGED: "its newest segment is damaged: nothing is written before `penstock repair`",
+}
+"""What is wrong with a partition whose tail is in one of these states."""
 
 
 class Progress(Protocol):
@@ -250,6 +257,20 @@ class FileLog:
                     handle.unknown = False
                 except (PenstockError, OSError) as error:  # which must not keep the others from being looked at
                     logger.warning("%s: its end will be looked for again: %s", handle.files, error)
+
+    def faults(self) -> list[PartitionFault]:
+        """Return the partitions that the tails say are not well; nothing is read or recovered for it."""
+        found = []
+        for entry in self.topic_directory.entries():
+            topic = entry.topic
+            for partition in topic.partitions:
+                tail = self.tails.read(entry.slot + partition.number)
+                # One of an earlier boot, or of a log that had the slot before, says nothing of this one.
+                if tail is None or (tail.boot_id, tail.log_id) != (self._platform.boot_id, bytes.fromhex(topic.log_id)):
+                    continue
+                if tail.state in FAULTS:
+                    found.append(PartitionFault(topic.name, partition.number, FAULTS[tail.state]))
+        return found
 
     # --- events ---------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.rows import StoreMember
+
 if TYPE_CHECKING:
     from penstock.stores.file.gate import Gates
     from penstock.stores.file.platform import Platform
@@ -22,6 +24,17 @@ if TYPE_CHECKING:
 _own: set[tuple[str, int]] = set()
 """The members of this process, by store: the system does not tell a process of its own locks."""
 os.register_at_fork(after_in_child=_own.clear)
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What the file of a member says."""
+
+    process: int
+    program: str
+    opened_at: int
+
+
+_read_told = msgspec.json.Decoder(Told).decode
 
 
 class Member:
@@ -43,7 +56,7 @@ class Member:
                 self._forget(name)
 
     def _tell(self, now: int) -> None:
-        told = {"process": os.getpid(), "program": Path(sys.argv[0]).name, "opened_at": now}
+        told = Told(os.getpid(), Path(sys.argv[0]).name, now)
         self._disk.make_directory(self._directory)
         descriptor = self._disk.open(self._directory / f"{self.number}.json", create=True)
         try:
@@ -54,6 +67,27 @@ class Member:
     def _forget(self, name: str) -> None:
         with suppress(FileNotFoundError):  # another one sweeps, too
             self._disk.remove(self._directory / name)
+
+    def others(self) -> list[StoreMember]:
+        """Return who else has the store open now; of one whose file cannot be read only that it is there."""
+        found = []
+        for name in self._disk.names(self._directory):
+            number = name.removesuffix(".json")
+            if number.isdigit() and int(number) != self.number and self.is_alive(int(number)):
+                found.append(self._read(name))
+        return sorted(found, key=lambda member: (member.opened_at, member.process))
+
+    def _read(self, name: str) -> StoreMember:
+        try:
+            descriptor = self._disk.open(self._directory / name, write=False)
+            try:
+                data = self._disk.read(descriptor, self._disk.size(descriptor), 0)
+            finally:
+                self._disk.close(descriptor)
+            told = _read_told(data)
+        except (FileNotFoundError, ValueError):  # it enters or leaves at this moment
+            return StoreMember(0, "", 0)
+        return StoreMember(told.process, told.program, told.opened_at)
 
     def is_alive(self, member: int) -> bool:
         """Say whether a member still has the store open."""

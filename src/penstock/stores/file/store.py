@@ -19,8 +19,10 @@ import msgspec
 from penstock.errors import IntegrityError, NewerFormat, StoreClosed, StoreUnavailable
 from penstock.outbox import SqliteOutbox
 from penstock.ports import Capabilities
+from penstock.rows import StoreState
 from penstock.settings import FileSettings
 from penstock.stores.file.files import replace_file
+from penstock.stores.file.filesystem import space_is_short
 from penstock.stores.file.gate import TOPICS_GATE, Gates, shared_gates
 from penstock.stores.file.keeper import Keeper
 from penstock.stores.file.log import FileLog
@@ -155,6 +157,23 @@ class FileStore:
         """See `Measured`."""
         self.check_open()
         return measure(self._root / MARKER_FILE, self._platform, self.log)
+
+    def inspect(self) -> StoreState:
+        """See `Inspectable`."""
+        self.check_open()
+        disk = self._platform.disk
+        descriptor = disk.open(self._root / MARKER_FILE, write=False)
+        try:
+            free, total = disk.free(descriptor)
+        finally:
+            disk.close(descriptor)
+        return StoreState(
+            free_bytes=free,
+            total_bytes=total,
+            space_is_short=space_is_short(free, total),
+            members=tuple(self._member.others()),
+            faults=tuple(self.log.faults()),
+        )
 
     def abandon(self) -> None:
         """Refuse every call, in a child of the process that opened it; nothing that was inherited is touched."""

@@ -62,6 +62,10 @@ class MemorySchedule:
         with self._state:
             return min((row.due_at for row in self._rows.values()), default=None)
 
+    def pending(self) -> int:
+        with self._state:
+            return len(self._rows)
+
     def claim(self, now: int, limit: int, fence: Fence) -> list[Scheduled]:
         with self._state:
             self._state.check_fence(fence)

@@ -83,6 +83,21 @@ class ScheduleConformance(StoreOpening):
         store.schedule.done(["b"], fence)
         assert store.schedule.next_due() == 50
 
+    def test_every_row_counts_as_pending_until_it_is_done_cancelled_or_deleted_with_its_topic(
+        self, store: Store, topic: TopicInfo
+    ) -> None:
+        other = a_topic(store, "other")
+        store.schedule.add([a_row(topic, "a", 5), a_row(topic, "a", 6), a_row(topic, "b", 50), a_row(topic, "c", 60)])
+        store.schedule.add([a_row(other, "d", 70)])
+        fence = acquired(store).fence
+        store.schedule.claim(5, 10, fence)
+        assert store.schedule.pending() == 4
+        store.schedule.done(["a"], fence)
+        assert store.schedule.cancel("b")
+        assert store.schedule.pending() == 2
+        store.log.delete_topic(other.log_id)
+        assert store.schedule.pending() == 1
+
     def test_nothing_is_claimed_before_its_time(self, store: Store, topic: TopicInfo) -> None:
         store.schedule.add([a_row(topic, "a", 10), a_row(topic, "b", 11), a_row(topic, "c", 9)])
         fence = acquired(store).fence

@@ -105,6 +105,10 @@ class FileSchedule:
         rows = self._control.read(lambda connection: _page(connection, None, 1))
         return rows[0][3] if rows else None
 
+    def pending(self) -> int:
+        self._log.check_open()
+        return self._control.read(lambda connection: read_tally(connection, SCHEDULE)).rows
+
     def claim(self, now: int, limit: int, fence: Fence) -> list[Scheduled]:
         self._log.check_open()
 

@@ -215,6 +215,7 @@ class DatabaseLaboratory:
             "lease": lambda: _as_rows(leases.holder(LEASE)),
             "schedule": schedule.page,
             "next due time": lambda: _as_rows(schedule.next_due()),
+            "pending": lambda: [("row", row) for row in range(schedule.pending())],
             "last manifest": lambda: _as_rows(manifests.last("lake")),
             "unfinished manifests": manifests.unfinished,
             TESTIFIED: lambda: _as_rows(witnesses.witness(Partition(self._log_id, 0))),
