@@ -21,6 +21,7 @@ from penstock.batch import Batch
 from penstock.clock import VirtualClock
 from penstock.offsets import RangeSet
 from penstock.ports import Measured
+from penstock.ports import Inspectable
 from penstock.producers import lasting_producer
 from penstock.rows import ParkedFilter, Shard, TopicInfo
 from penstock.runtime.ledger import Record, decode_record
@@ -96,6 +97,8 @@ class Faulty:
         self.outbox: Any = store.outbox
         if isinstance(store, Measured):
             self.readings = store.readings
+        if isinstance(store, Inspectable):
+            self.inspect = store.inspect
 
     def _listen(self, listen: Hook, callback: Callable[[Partition], None]) -> Any:
         return listen(lambda partition: callback(partition) if self.hears() else None)

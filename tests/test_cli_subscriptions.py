@@ -261,8 +261,8 @@ def test_show_tells_the_policy_with_its_defaults_marked_and_every_partition(run:
     assert ["max_retries", "7", "set"] in shown
     assert ["heartbeat_seconds", "off", "set"] in shown
     assert ["window_bytes", "16.0", "MiB", "default"] in shown
-    assert shown[-3][:7] == ["0", "4", "10", "6", "5", "1", "1"]
-    assert shown[-1] == ["nobody", "consumes", "it"]
+    assert shown[-5][:7] == ["0", "4", "10", "6", "5", "1", "1"]
+    assert [" ".join(line) for line in shown[-3::2]] == ["1 key waits for another attempt", "nobody consumes it"]
 
 
 def test_show_tells_who_shares_a_subscription_and_which_slots_are_whose(run: Run) -> None:
@@ -291,7 +291,9 @@ def test_show_tells_who_shares_a_subscription_and_which_slots_are_whose(run: Run
 def test_show_tells_why_slots_do_not_move(run: Run) -> None:
     published(run, "a")
     assert run("subscriptions", "create", "orders", "billing").code == 0
-    assert run("subscriptions", "show", "orders", "billing").out.splitlines()[-1] == "nobody consumes it"
+    assert run("subscriptions", "show", "orders", "billing").out.splitlines()[-1] == (
+        "idle: nobody consumes it, and nobody has yet"
+    )
     with topic() as (store, info):
         for number, slots in ((1, range(40)), (2, range(40, 64))):
             process = store.leases.acquire(f"process/p{number}", f"p{number}", 60)

@@ -15,7 +15,7 @@ from penstock.engine import claims
 from penstock.errors import StaleDelivery, SubscriptionMismatch
 from penstock.offsets import Range
 from penstock.rows import Cursor, ParkedFilter
-from penstock.runtime import modes, subscriptions
+from penstock.runtime import modes, sharing, subscriptions
 from penstock.settling import claims_of, unsettled
 
 if TYPE_CHECKING:
@@ -440,7 +440,7 @@ async def test_a_mode_is_changed_while_nobody_consumes_and_nothing_is_lost_or_do
         await world.run(SEEN)
         with pytest.raises(SubscriptionMismatch, match="end them first"):
             modes.change_mode(world.store.whole, world.info(raw), "s", mode)
-    assert modes.consumers_of(world.store.whole, world.info(raw), "s") == []
+    assert sharing.consumers_of(world.store.whole, world.info(raw), "s") == []
     settled = set(world.outcomes("s").get("acked", ()))
     parked = {row.offset for row in world.rows("s", "waiting")}
     assert settled

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.bus.letters import DeadLetter as DeadLetter
     from penstock.bus.letters import DeadStats as DeadStats
     from penstock.bus.letters import Replayed as Replayed
+    from penstock.bus.health import Health as Health
+    from penstock.bus.health import SubscriptionHealth as SubscriptionHealth
     from penstock.bus.publisher import Prepared as Prepared
     from penstock.bus.publisher import Receipt as Receipt
     from penstock.bus.shipments import PendingReceipt as PendingReceipt
@@ -63,6 +65,8 @@ _HOMES = {
     "DeadLetter": "penstock.bus.letters",
     "DeadStats": "penstock.bus.letters",
     "Replayed": "penstock.bus.letters",
+    "Health": "penstock.bus.health",
+    "SubscriptionHealth": "penstock.bus.health",
     "Prepared": "penstock.bus.publisher",
     "Receipt": "penstock.bus.publisher",
     "PendingReceipt": "penstock.bus.shipments",

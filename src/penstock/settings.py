@@ -230,6 +230,9 @@ class DeliverySettings:
     dead_letter_days: float = setting(
         30.0, "How long dead letters are kept after they failed last; 0 keeps them for ever.", unit="d", minimum=0
     )
+    stalled_seconds: float = setting(
+        60.0, "How long events may wait without any progress before health says stalled.", unit="s", minimum=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from penstock.bus.handlers import Subscriber
     from penstock.bus.middleware import Middleware
     from penstock.bus.sync import SyncBus
+    from penstock.bus.health import Health
     from penstock.engine.lag import LagInfo
     from penstock.engine.policy import Exhausted
     from penstock.metrics import Metric
@@ -236,6 +237,7 @@ class Bus:
             self._deliveries.lease_seconds = settings.delivery.lease_seconds
             self._subscribers.drain_seconds = settings.delivery.drain_seconds
             self._entrances.dead_letter_days = settings.delivery.dead_letter_days
+            self._deliveries.stalled_seconds = settings.delivery.stalled_seconds
             self._publisher_ = Publisher(self._backend, self._directory, settings.limits, self._clock)
         return self._backend
 
@@ -595,6 +597,17 @@ class Bus:
     async def lag(self, topic: Topic[T] | str | None = None, name: str | None = None) -> list[LagInfo]:
         """Return how far subscriptions are behind, partition by partition: all, those of a topic, or one."""
         return await self._deliveries.lag(topic, name)
+
+    async def health(
+        self, topic: Topic[T] | str | None = None, *, stalled_after: float | timedelta | None = None
+    ) -> Health:
+        """Return whether events make progress where there are any, of all topics or of one, and how the store does.
+
+        A subscription is stalled that makes no progress for `stalled_after`, or the setting `delivery.stalled_seconds`.
+        Asked again, this bus also tells how quickly lags grow, and which cursors were written but not moved.
+        """
+        await self._opened()
+        return await self._deliveries.health(topic, stalled_after, await self._entrances.pending())
 
     async def seek(
         self, topic: Topic[T] | str, name: str, to: Start, *, partition: int | None = None

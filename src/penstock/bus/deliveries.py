@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock.bus.consumer import Consumer
+from penstock.bus.examination import History, examine, here_of
 from penstock.bus.local import Local
 from penstock.clock import seconds
 from penstock.engine.policy import Policy, heartbeat_seconds
@@ -19,6 +20,7 @@ from penstock.runtime.dispatcher import Dispatcher
 
 if TYPE_CHECKING:
     from penstock.bus.directory import TopicDirectory
+    from penstock.bus.health import Health
     from penstock.bus.topic import Topic
     from penstock.clock import Clock
     from penstock.engine.lag import LagInfo
@@ -108,7 +110,9 @@ class Deliveries:
         self._ledger = ledger
         self._dispatcher: Dispatcher | None = None
         self._joining = asyncio.Semaphore(JOINING_MAX)
+        self._history = History()
         self.lease_seconds = 10.0
+        self.stalled_seconds = 60.0
 
     async def _local(self) -> Local:
         backend = await self._opened()
@@ -239,6 +243,25 @@ class Deliveries:
             ]
 
         return await local.call(work, local.store)
+
+    async def health(
+        self, topic: Topic[Any] | str | None, stalled_after: float | timedelta | None, staged: int | None
+    ) -> Health:
+        """Return how subscriptions and the store do; `staged` is what waits in the outbox."""
+        after = self.stalled_seconds if stalled_after is None else seconds(stalled_after, "stalled_after")
+        local = await self._local()
+        name = None if topic is None else topic if isinstance(topic, str) else topic.name
+        info = None if name is None else await self._directory.info(name)
+        here = here_of(self._dispatcher)
+        now_us = self._clock.time_us()
+
+        def work(store: Store) -> Health:
+            return examine(
+                store, info, now_us=now_us, stalled_after=after, history=self._history, here=here, staged=staged
+            )
+
+        with self._directory.forgotten_if_deleted(name or ""):
+            return await local.call(work, local.store)
 
     async def seek(
         self, topic: Topic[Any] | str, name: str, to: Start, partition: int | None

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.lag import LagInfo
     from penstock.ports import Store
-    from penstock.rows import Cursor, Lease, Subscription, TopicInfo
+    from penstock.rows import Cursor, Subscription, TopicInfo
 
 
 class Listing(TyperGroup):
@@ -226,22 +226,25 @@ def _row(document: dict[str, Any]) -> tuple[str, ...]:
 @app.command()
 def show(context: typer.Context, topic: TopicName, name: Name, as_json: Json = False) -> None:
     """Show one subscription: its policy, and each partition with its consumer."""
-    from penstock.cli import sharing
+    from penstock.bus.examination import Examiner
+    from penstock.cli.sharing import documents_of
     from penstock.clock import SystemClock
-    from penstock.runtime.subscriptions import SHARED, lag
+    from penstock.runtime.subscriptions import lag, slowest_cursors
 
-    with context.ensure_object(Session).open_store() as (store, _):
+    with context.ensure_object(Session).open_store() as (store, settings):
         info = find_topic(store, topic)
         subscription = find_subscription(store, info, name)
         damages: list[IntegrityError] = []
-        lags = lag(store, info, subscription, SystemClock().time_us(), damaged=damages.append)
+        now_us, cursors = SystemClock().time_us(), slowest_cursors(store, info, name)
+        lags = lag(store, info, subscription, now_us, damaged=damages.append, cursors=cursors)
         document = document_of(info, subscription, lags)
         document["log_id"] = info.log_id
         document["created_at"] = shown_time_us(subscription.created_at) if subscription.created_at else None
         document["policy"] = policy_document(subscription)
-        document["partitions"] = _partitions(store, info, name, lags)
-        document["sharing"] = sharing.processes(store, info, subscription) if subscription.mode in SHARED else []
-        document["waits"] = sharing.reasons(document)
+        document["partitions"] = _partitions(store, info, name, lags, cursors)
+        document["sharing"] = documents_of(store, info, subscription, cursors)
+        examiner = Examiner(store, now_us=now_us, stalled_after=settings.delivery.stalled_seconds)
+        document["waits"] = list(examiner.subscription(info, subscription).reasons)
     if as_json:
         print_json(document)
     else:
@@ -250,16 +253,15 @@ def show(context: typer.Context, topic: TopicName, name: Name, as_json: Json = F
         raise damages[0]
 
 
-def _partitions(store: Store, info: TopicInfo, name: str, lags: list[LagInfo]) -> list[dict[str, Any]]:
-    cursors: dict[int, Cursor] = {}
-    for cursor in store.cursors.load(info.log_id, name):
-        number = cursor.shard.partition
-        if number not in cursors or cursor.next_offset < cursors[number].next_offset:
-            cursors[number] = cursor
+def _partitions(
+    store: Store, info: TopicInfo, name: str, lags: list[LagInfo], cursors: dict[int, Cursor]
+) -> list[dict[str, Any]]:
+    from penstock.runtime.sharing import whole_holder
+
     found = []
     for each in lags:
         here = cursors.get(each.partition)
-        lease = holder(store, info, name, each.partition, slot=here.shard.slot if here else 0)
+        lease = whole_holder(store, info, name, each.partition)
         found.append(
             {
                 "partition": each.partition,
@@ -277,14 +279,6 @@ def _partitions(store: Store, info: TopicInfo, name: str, lags: list[LagInfo]) -
             }
         )
     return found
-
-
-def holder(store: Store, info: TopicInfo, name: str, partition: int, *, slot: int = 0) -> Lease | None:
-    """Return the lease of the consumer that has a partition now."""
-    from penstock.rows import Shard
-    from penstock.runtime.subscriptions import shard_lease
-
-    return store.leases.holder(shard_lease(Shard(info.log_id, name, slot, partition)))
 
 
 def _print_subscription(document: dict[str, Any]) -> None:
@@ -321,12 +315,12 @@ def _print_subscription(document: dict[str, Any]) -> None:
         numbers={"partition", *columns, "oldest", "epoch", "generation"},
     )
     if document["sharing"]:
-        from penstock.cli import sharing
+        from penstock.cli.sharing import print_processes
 
         print()
-        sharing.print_processes(document["mode"], document["sharing"])
+        print_processes(document["mode"], document["sharing"])
     for reason in document["waits"]:
-        print(f"\n{reason}")
+        print(f"\n{shown_text(reason)}")
 
 
 # --- create, set and rm ---------------------------------------------------------------------------
@@ -461,7 +455,7 @@ def _differences(before: Subscription, after: Subscription) -> list[str]:
 def remove(context: typer.Context, topic: TopicName, name: Name, yes: Yes = False) -> None:
     """Delete a subscription with its progress and its dead letters."""
     from penstock.clock import SystemClock
-    from penstock.runtime.modes import consumers_of
+    from penstock.runtime.sharing import consumers_of
     from penstock.runtime.subscriptions import lag
 
     with context.ensure_object(Session).open_store() as (store, _):
@@ -473,7 +467,7 @@ def remove(context: typer.Context, topic: TopicName, name: Name, yes: Yes = Fals
             say(f"subscription {name!r} of topic {topic!r} is deleted")
             return
         document = document_of(info, subscription, lag(store, info, subscription, SystemClock().time_us()))
-        owners = [shown_text(owner) for owner in consumers_of(store, info, name)]
+        owners = [shown_text(lease.owner) for lease in consumers_of(store, info, name)]
     print_table(
         ("topic", "subscription", "mode", "not settled", "retries that wait", "dead letters", "consumers"),
         [

@@ -1,4 +1,4 @@
-"""Modes: who consumes a subscription now, and how it gets another mode when nobody does.
+"""Modes: how a subscription gets another mode when nobody consumes it.
 
 Where a subscription is does not depend on its mode: there is one cursor for each partition. What waits aside has a slot
 and a lane, and claims are kept beside the cursor; these are made anew.
@@ -14,18 +14,8 @@ from penstock.batch import Batch, Place
 from penstock.errors import SubscriptionMismatch, UsageError
 from penstock.rows import Commit, ParkedFilter
 from penstock.runtime.blocks import lanes_of
-from penstock.runtime.subscriptions import (
-    CLAIMED,
-    MODES,
-    SHARED,
-    SLOT,
-    find,
-    members_prefix,
-    shard_lease,
-    shard_of,
-    shards_prefix,
-    slots_prefix,
-)
+from penstock.runtime.sharing import consumers_of
+from penstock.runtime.subscriptions import CLAIMED, MODES, SHARED, SLOT, find
 
 if TYPE_CHECKING:
     from penstock.ports import Store
@@ -33,20 +23,6 @@ if TYPE_CHECKING:
 
 ROWS_AT_A_TIME: Final = 1_000
 FIRST_BERTH: Final = 1
-
-
-def consumers_of(store: Store, topic: TopicInfo, name: str) -> list[str]:
-    """Return who consumes a subscription now, in whichever mode."""
-    held, log_id = store.leases.held, topic.log_id
-    whole = [lease for each in topic.partitions if (lease := store.leases.holder(_whole(topic, name, each.number)))]
-    named = held(members_prefix(log_id, name)) + whole
-    # A process may have something of it for a moment longer than a consumer.
-    left = held(slots_prefix(log_id, name)) + held(shards_prefix(log_id, name))
-    return sorted({lease.owner for lease in named or left})
-
-
-def _whole(topic: TopicInfo, name: str, partition: int) -> str:
-    return shard_lease(shard_of(topic, name, partition))
 
 
 def change_mode(store: Store, topic: TopicInfo, name: str, mode: str) -> Subscription:
@@ -60,7 +36,7 @@ def change_mode(store: Store, topic: TopicInfo, name: str, mode: str) -> Subscri
     found = find(store, topic, name)
     if found.external:
         raise SubscriptionMismatch(f"subscription {name!r} is driven from outside: it has no mode here")
-    consumers = consumers_of(store, topic, name)
+    consumers = [lease.owner for lease in consumers_of(store, topic, name)]
     if consumers:
         raise SubscriptionMismatch(
             f"subscription {name!r} of topic {topic.name!r} is consumed by {', '.join(consumers)} in mode "

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -31,7 +31,7 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.events import check_name
-from penstock.offsets import Bitmap, Range, RangeSet
+from penstock.offsets import Bitmap, Gap, Range, RangeSet
 from penstock.rows import Commit, Cursor, Parked, ParkedFilter, Partition, Shard, Subscription
 from penstock.runtime.ledger import record_of
 
@@ -344,6 +344,16 @@ def _warn_of(damage: IntegrityError) -> None:
     logger.warning("how old the event at a cursor is cannot be told: %s", damage)
 
 
+def slowest_cursors(store: Store, topic: TopicInfo, name: str) -> dict[int, Cursor]:
+    """Return the cursor of each partition that has one; of several, the one that has passed least."""
+    slowest: dict[int, Cursor] = {}
+    for cursor in store.cursors.load(topic.log_id, name):
+        number = cursor.shard.partition
+        if number not in slowest or cursor.next_offset < slowest[number].next_offset:
+            slowest[number] = cursor
+    return slowest
+
+
 def lag(
     store: Store,
     topic: TopicInfo,
@@ -351,16 +361,14 @@ def lag(
     now_us: int,
     *,
     damaged: Callable[[IntegrityError], None] = _warn_of,
+    cursors: Mapping[int, Cursor] | None = None,
 ) -> list[LagInfo]:
     """Return how far a subscription is behind, partition by partition; the slowest shard of each counts.
 
-    If the event at a cursor cannot be read, `damaged` is told, its age is 0, and the other figures are right.
+    If the event at a cursor cannot be read, `damaged` is told, its age is 0, and the other figures are right. Whoever
+    has loaded the `slowest_cursors` already gives them.
     """
-    slowest: dict[int, Cursor] = {}
-    for cursor in store.cursors.load(topic.log_id, subscription.name):
-        number = cursor.shard.partition
-        if number not in slowest or cursor.next_offset < slowest[number].next_offset:
-            slowest[number] = cursor
+    slowest = slowest_cursors(store, topic, subscription.name) if cursors is None else cursors
     found = []
     for partition in topic.partitions:
         bounds = store.log.bounds(partition)
@@ -395,14 +403,34 @@ def _age(
     store: Store, partition: Partition, offset: int, now_us: int, damaged: Callable[[IntegrityError], None]
 ) -> float:
     """Return how long ago the event at an offset was appended, or the first one after it; 0 if it cannot be read."""
+    appended_at = first_event(store, partition, offset, damaged).appended_at
+    return 0.0 if appended_at is None else max(now_us - appended_at, 0) / 1_000_000
+
+
+class FirstEvent(NamedTuple):
+    """What the log has at an offset."""
+
+    event: Batch | None = None
+    """The event there, or the first one behind a hole; None if it is gone, or cannot be read."""
+    hole: Gap | None = None
+    """The hole at the offset, if there is one."""
+
+    @property
+    def appended_at(self) -> int | None:
+        """When the event was appended."""
+        return None if self.event is None or self.event.place is None else self.event.place.appended_at
+
+
+def first_event(
+    store: Store, partition: Partition, offset: int, damaged: Callable[[IntegrityError], None] = _warn_of
+) -> FirstEvent:
+    """Return the first event at or after an offset; damage is told, not raised."""
     try:
         items = store.log.read(partition, max(offset, store.log.bounds(partition).start), bytes_max=1, events_max=1)
     except OffsetOutOfRange:
-        return 0.0  # trimmed in this moment
+        return FirstEvent()  # trimmed in this moment
     except IntegrityError as damage:
         damaged(damage)
-        return 0.0
-    for item in items:
-        if isinstance(item, Batch) and item.place is not None:
-            return max(now_us - item.place.appended_at, 0) / 1_000_000
-    return 0.0
+        return FirstEvent()
+    event = next((item for item in items if isinstance(item, Batch)), None)
+    return FirstEvent(event, next((item for item in items[:1] if isinstance(item, Gap)), None))
