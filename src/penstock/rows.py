@@ -348,7 +348,7 @@ class StoreMember(NamedTuple):
     opened_at: int
 
 
-class PartitionFault(NamedTuple):
+class PartitionFault(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is wrong with the log of a partition."""
 
     topic: str

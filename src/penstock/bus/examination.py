@@ -19,6 +19,7 @@ from penstock.bus.health import (
     ConsumerHealth,
     HaltedAt,
     Health,
+    MemberHealth,
     StoreHealth,
     SubscriptionHealth,
     worst,
@@ -424,7 +425,10 @@ def _store(store: Store, now_us: int, stalled_after: float, staged: int | None, 
         reasons=(),
         free_bytes=None if inspected is None else inspected.free_bytes,
         total_bytes=None if inspected is None else inspected.total_bytes,
-        members=() if inspected is None else inspected.members,
+        members=tuple(
+            MemberHealth(process=each.process, program=each.program, opened_at=us_to_datetime(each.opened_at))
+            for each in (() if inspected is None else inspected.members)
+        ),
         faults=() if inspected is None else inspected.faults,
         damage=damage,
         scheduled=store.schedule.pending(),

@@ -25,7 +25,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock.rows import PartitionFault, StoreMember
+from penstock.rows import PartitionFault
 
 State = Literal["ok", "degraded", "stalled"]
 
@@ -123,6 +123,15 @@ class SubscriptionHealth(msgspec.Struct, frozen=True, kw_only=True):
         return self.state == "stalled"
 
 
+class MemberHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that has the store open."""
+
+    process: int
+    """The number that the system gave it."""
+    program: str
+    opened_at: datetime
+
+
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
     """How the store does. What it cannot tell is None, or empty."""
 
@@ -134,7 +143,7 @@ class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
     free_bytes: int | None
     total_bytes: int | None
-    members: tuple[StoreMember, ...]
+    members: tuple[MemberHealth, ...]
     """The processes that have it open, but for the one that looked."""
     faults: tuple[PartitionFault, ...]
     """Partitions that cannot be written as they are."""

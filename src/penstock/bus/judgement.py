@@ -245,7 +245,7 @@ def judge_store(how: StoreHealth, stalled_after: float, *, short: bool) -> tuple
     found += how.damage
     if short and how.free_bytes is not None:
         found.append(f"only {how.free_bytes >> 20:,} MiB are free where the store is: make room, or set a retention")
-    if how.scheduled_overdue_seconds >= stalled_after:
+    if 0 < how.scheduled_overdue_seconds >= stalled_after:
         late = duration(how.scheduled_overdue_seconds)
         found.append(f"delayed publishes should have been made {late} ago: no open bus of this store makes them")
     return ("degraded" if found else "ok"), tuple(found)

@@ -35,6 +35,7 @@ from penstock.cli import (
     dlq,
     doctor,
     dump,
+    health,
     lag,
     metrics,
     pause,
@@ -45,6 +46,7 @@ from penstock.cli import (
     seek,
     spark,
     subscriptions,
+    top,
     topics,
     trim,
     verify,
@@ -77,6 +79,8 @@ app.command()(trim.trim)
 app.add_typer(subscriptions.app, name="subscriptions")
 app.command(cls=lag.Watching)(lag.lag)
 app.command()(metrics.metrics)
+app.command()(health.health)
+app.command()(top.top)
 app.command()(seek.seek)
 app.command()(pause.pause)
 app.command()(pause.resume)

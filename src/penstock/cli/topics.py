@@ -69,7 +69,7 @@ def document_of(store: Store, info: TopicInfo, url: str) -> dict[str, Any]:
             {"partition": number, "first": each.start, "end": each.stop} for number, each in enumerate(bounds)
         ],
         "events": sum(map(len, bounds)),
-        "bytes": _bytes_on_disk(info, url),
+        "bytes": bytes_on_disk(info, url),
         "durability": info.settings.durability,
         "retention": {
             "age_seconds": info.settings.retention.age_seconds,
@@ -82,7 +82,7 @@ def document_of(store: Store, info: TopicInfo, url: str) -> dict[str, Any]:
     }
 
 
-def _bytes_on_disk(info: TopicInfo, url: str) -> int | None:
+def bytes_on_disk(info: TopicInfo, url: str) -> int | None:
     """Return what the topic takes, with what is allocated ahead; None if the store has no files of its own."""
     if not url.startswith("file:"):
         return None
