@@ -27,7 +27,7 @@ def health(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell how subscriptions and the store do; exits with 1 if something is stalled.
+    """Tell how everything does; exits with 1 if something is stalled.
 
     Stalled is what waits and makes no progress for so long, and what has halted. Everything else that is worth a look
     is only told.
