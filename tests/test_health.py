@@ -405,6 +405,28 @@ async def test_one_that_has_halted_at_an_event_that_waited_aside_is_named_as_wel
             assert found.stalled
 
 
+async def test_one_that_has_halted_at_a_hole_says_so_to_everybody(world: World) -> None:
+    bus, other = world.bus(), world.bus()
+    consume: Any = {"mode": "exclusive", "exhausted": "halt"}
+    async with world.running(bus.consume(raw, "s", **consume)):
+        await world.publish(bus, b"first")
+        await world.run(1)
+    for _ in range(30):  # so that a store that removes whole files has one to remove
+        await world.publish(bus, bytes(400))
+    assert world.store.whole.log.trim(world.info().partitions[0], 25, force=True) > 1
+    assert (await look(bus)).halted == ()  # nobody has met it
+    async with world.running(bus.consume(raw, "s", **consume)):
+        await world.run(1)
+        for each in (bus, other):
+            found = await look(each)
+            assert [(at.partition, at.offset, at.error) for at in found.halted] == [(0, 1, "Gap")]
+            assert found.reasons[0].startswith("it has halted at raw/0@1: a hole in the log; ")
+            assert found.stalled
+        await bus.resume(raw, "s")
+        await world.run(1)
+        assert ((await look(bus)).state, (await look(other)).state) == ("ok", "ok")
+
+
 # --- what waits aside -----------------------------------------------------------------------------
 
 
@@ -459,6 +481,24 @@ async def test_in_shared_mode_events_wait_by_themselves_and_block_no_key(world: 
         found = await look(bus)
         assert found.reasons == ("2 events wait for another attempt",)
         assert [(lane.offset, lane.key_hash, lane.events) for lane in found.lanes] == [(0, None, 1), (1, None, 1)]
+
+
+async def test_a_dead_letter_that_was_brought_back_waits_and_blocks_nobody(world: World) -> None:
+    bus = world.bus()
+
+    async def handle(delivery: Any) -> None:
+        if delivery.replay:
+            await delivery.nack(delay=40)
+        else:
+            await delivery.reject("no")
+
+    async with world.running(bus.consume(raw, "s"), handle):
+        await world.publish(bus, b"1", key=b"k")
+        await world.run(2)
+        assert world.replay("s") == 1
+        await world.run(2)
+        found = await look(bus)
+        assert (found.waiting, found.blocked_lanes, found.state, found.reasons) == (1, 0, "ok", ())
 
 
 async def test_dead_letters_are_counted_and_judge_nothing(world: World) -> None:
@@ -657,6 +697,10 @@ async def test_a_file_store_tells_its_space_and_who_else_has_it_open(root: Path)
             (other,) = (await bus.health()).store.members
             assert (other.process, other.program) == (os.getpid(), Path(sys.argv[0]).name)
             assert other.opened_at.year >= 2026
+        assert (await bus.health()).store.members == ()
+        # What a process that was killed leaves behind is no member.
+        told = {"process": 1, "program": "gone", "opened_at": 1}
+        (root / "members" / "12345.json").write_bytes(msgspec.json.encode(told))
         assert (await bus.health()).store.members == ()
 
 

@@ -36,12 +36,13 @@ from penstock.runtime.subscriptions import CLAIMED, first_event, lag, slowest_cu
 from penstock.settings import redact_url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.engine.lag import LagInfo
     from penstock.ports import Store
-    from penstock.rows import Cursor, Lease, Parked, Subscription, TopicInfo, Waiting
+    from penstock.rows import Cursor, Lease, Parked, Partition, Subscription, TopicInfo, Waiting
     from penstock.runtime.dispatcher import Dispatcher
+    from penstock.runtime.subscriptions import FirstEvent
 
 Key = tuple[str, str]
 """Of a subscription: its log and its name."""
@@ -146,6 +147,7 @@ class Examiner:
         self._stalled_after = stalled_after
         self._history = history or History()
         self._here = here or {}
+        self._first: dict[tuple[Partition, int], tuple[FirstEvent, list[IntegrityError]]] = {}
         self.seen: dict[Key, _Seen] = {}
         self.damage: dict[str, None] = {}
 
@@ -175,7 +177,7 @@ class Examiner:
             self.damage[str(error)] = None
 
         cursors = slowest_cursors(store, topic, name)
-        lags = lag(store, topic, subscription, self._now, damaged=damaged, cursors=cursors)
+        lags = lag(store, topic, subscription, self._now, damaged=damaged, cursors=cursors, look=self._first_event)
         rows = store.parked.waiting(_rows(topic, name)) if any(each.parked for each in lags) else []
         policy = Policy.of(subscription.policy)
         stands = {number: self._history.stand(key, cursor, self._now) for number, cursor in cursors.items()}
@@ -201,7 +203,7 @@ class Examiner:
             partitions=partitions,
             consumed=bool(leases),
             used=any(cursor.number for cursor in cursors.values()) or any(each.parked or each.dead for each in lags),
-            halted=_halted(policy, partitions, here),
+            halted=_halted(policy, partitions, here, consumed=bool(leases)),
             lanes=_lanes(subscription, rows),
             upgrades=self._upgrades(topic, name) if rows else 0,
             parts=sharing.parts_of(store, topic, subscription, cursors.values(), rows),
@@ -224,11 +226,10 @@ class Examiner:
         at_cursor = hole = None
         whose = ""
         if behind.unsettled and not subscription.external:
-            # Damage was told when the lag was looked at.
-            first = first_event(self._store, partition, behind.next_offset, lambda _: None)
+            first = self._first_event(self._store, partition, behind.next_offset, _told_before)
             at_cursor, hole = first.appended_at, first.hole
             if cursor is not None:
-                whose = sharing.whose(self._store, topic, subscription, cursor, first.event)
+                whose = sharing.whose(self._store, topic, subscription, cursor, first.slot)
         elif behind.lag:
             at_cursor = self._now - round(behind.oldest_seconds * 1_000_000)
         oldest_at = at_cursor
@@ -251,11 +252,24 @@ class Examiner:
         """Return when an event that waits aside was appended; when it was set aside, if the log has it no more."""
         log = topic.partitions[partition]
         if offset >= self._store.log.bounds(log).start:
-            appended_at = first_event(self._store, log, offset, lambda _: None).appended_at
+            appended_at = self._first_event(self._store, log, offset, _told_before).appended_at
             if appended_at is not None:
                 return appended_at
         wanted = _rows(topic, name, partition=partition, offsets=frozenset({offset}))
         return min((row.parked_at for row in self._store.parked.page(wanted, limit=1)), default=self._now)
+
+    def _first_event(
+        self, store: Store, partition: Partition, offset: int, damaged: Callable[[IntegrityError], None]
+    ) -> FirstEvent:
+        """Look at an event once, however many subscriptions stand at it: that is most of what a look costs."""
+        key = (partition, offset)
+        if key not in self._first:
+            errors: list[IntegrityError] = []
+            self._first[key] = first_event(store, partition, offset, errors.append), errors
+        found, errors = self._first[key]
+        for error in errors:
+            damaged(error)
+        return found
 
     def _upgrades(self, topic: TopicInfo, name: str) -> int:
         return self._store.parked.count(_rows(topic, name, error_type=UPGRADE))["waiting"]
@@ -337,6 +351,10 @@ class Examiner:
         )
 
 
+def _told_before(_damage: IntegrityError) -> None:
+    """Do nothing: it was told when the lag was looked at."""
+
+
 def _rows(topic: TopicInfo, name: str, **more: Any) -> ParkedFilter:
     return ParkedFilter(log_id=topic.log_id, subscription=name, states=frozenset({"waiting"}), **more)
 
@@ -359,7 +377,9 @@ def _lanes(subscription: Subscription, rows: Sequence[Waiting]) -> dict[tuple[in
     return dict(found)
 
 
-def _halted(policy: Policy, partitions: Sequence[PartitionFacts], here: Here) -> tuple[HaltedAt, ...]:
+def _halted(
+    policy: Policy, partitions: Sequence[PartitionFacts], here: Here, *, consumed: bool
+) -> tuple[HaltedAt, ...]:
     """Return where it has halted: what this process knows, and else what follows from the attempts that were made."""
     found = dict(here.halted)
     if policy.exhausted == "halt":
@@ -370,7 +390,7 @@ def _halted(policy: Policy, partitions: Sequence[PartitionFacts], here: Here) ->
             for offset, made in attempts.items():
                 if made > policy.max_retries:
                     found.setdefault((number, offset), "")
-            if each.hole is not None:
+            if each.hole is not None and consumed:  # it is met by whoever reads
                 found.setdefault((number, each.hole.start), "Gap")
     return tuple(
         HaltedAt(partition=partition, offset=offset, error=error)

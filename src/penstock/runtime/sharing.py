@@ -29,7 +29,6 @@ from penstock.settling import claims_of, unsettled
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.batch import Batch
     from penstock.ports import Store
     from penstock.rows import Cursor, Lease, Subscription, TopicInfo, Waiting
 
@@ -187,8 +186,8 @@ def _claim_parts(
 # --- whose an event is ------------------------------------------------------------------------
 
 
-def whose(store: Store, topic: TopicInfo, subscription: Subscription, cursor: Cursor, event: Batch | None) -> str:
-    """Return in words who has the event at a cursor, which is the first of the batch if it could be read."""
+def whose(store: Store, topic: TopicInfo, subscription: Subscription, cursor: Cursor, slot: int | None) -> str:
+    """Return in words who has the event at a cursor, which is of this slot if it could be read."""
     name, partition = subscription.name, cursor.shard.partition
     if subscription.mode == CLAIMED:
         for berth in cursor.claims:
@@ -200,8 +199,7 @@ def whose(store: Store, topic: TopicInfo, subscription: Subscription, cursor: Cu
     if subscription.mode not in SHARED:
         lease = whole_holder(store, topic, name, partition)
         return "nobody has its partition" if lease is None else f"consumer {lease.owner} has its partition"
-    if event is None:
+    if slot is None:
         return "whose it is cannot be told"
-    slot = int(event.slots()[0])
     lease = store.leases.holder(f"{slots_prefix(topic.log_id, name)}{slot}")
     return f"nobody has its slot, {slot}" if lease is None else f"{process_of(lease)} has its slot, {slot}"

@@ -340,6 +340,9 @@ def _check(answers: Sequence[StoreError | None]) -> None:
 # --- lag --------------------------------------------------------------------------------------
 
 
+Look: TypeAlias = "Callable[[Store, Partition, int, Callable[[IntegrityError], None]], FirstEvent]"
+
+
 def _warn_of(damage: IntegrityError) -> None:
     logger.warning("how old the event at a cursor is cannot be told: %s", damage)
 
@@ -362,12 +365,14 @@ def lag(
     *,
     damaged: Callable[[IntegrityError], None] = _warn_of,
     cursors: Mapping[int, Cursor] | None = None,
+    look: Look | None = None,
 ) -> list[LagInfo]:
     """Return how far a subscription is behind, partition by partition; the slowest shard of each counts.
 
     If the event at a cursor cannot be read, `damaged` is told, its age is 0, and the other figures are right. Whoever
-    has loaded the `slowest_cursors` already gives them.
+    has loaded the `slowest_cursors` already gives them, and another `first_event` if it remembers what it has seen.
     """
+    look = look or first_event
     slowest = slowest_cursors(store, topic, subscription.name) if cursors is None else cursors
     found = []
     for partition in topic.partitions:
@@ -381,6 +386,7 @@ def lag(
             ParkedFilter(log_id=topic.log_id, subscription=subscription.name, partition=partition.number)
         )
         left = lag_of(next_offset, bounds.stop)
+        appended_at = look(store, partition, next_offset, damaged).appended_at if left else None
         found.append(
             LagInfo(
                 topic=topic.name,
@@ -392,45 +398,37 @@ def lag(
                 unsettled=max(left - settled, 0),
                 parked=rows["waiting"],
                 dead=rows["dead"],
-                oldest_seconds=_age(store, partition, next_offset, now_us, damaged) if left else 0.0,
+                oldest_seconds=0.0 if appended_at is None else max(now_us - appended_at, 0) / 1_000_000,
                 external=subscription.external,
             )
         )
     return found
 
 
-def _age(
-    store: Store, partition: Partition, offset: int, now_us: int, damaged: Callable[[IntegrityError], None]
-) -> float:
-    """Return how long ago the event at an offset was appended, or the first one after it; 0 if it cannot be read."""
-    appended_at = first_event(store, partition, offset, damaged).appended_at
-    return 0.0 if appended_at is None else max(now_us - appended_at, 0) / 1_000_000
-
-
 class FirstEvent(NamedTuple):
-    """What the log has at an offset."""
+    """What is known of the event at an offset, or of the first one behind a hole; nothing if it cannot be read."""
 
-    event: Batch | None = None
-    """The event there, or the first one behind a hole; None if it is gone, or cannot be read."""
+    appended_at: int | None = None
+    slot: int | None = None
     hole: Gap | None = None
     """The hole at the offset, if there is one."""
 
-    @property
-    def appended_at(self) -> int | None:
-        """When the event was appended."""
-        return None if self.event is None or self.event.place is None else self.event.place.appended_at
-
 
 def first_event(
-    store: Store, partition: Partition, offset: int, damaged: Callable[[IntegrityError], None] = _warn_of
+    store: Store, partition: Partition, offset: int, damaged: Callable[[IntegrityError], None]
 ) -> FirstEvent:
-    """Return the first event at or after an offset; damage is told, not raised."""
+    """Look at the first event at or after an offset; damage is told, not raised."""
+    start = store.log.bounds(partition).start
+    hole = Gap(offset, start, "trimmed") if offset < start else None
     try:
-        items = store.log.read(partition, max(offset, store.log.bounds(partition).start), bytes_max=1, events_max=1)
+        items = store.log.read(partition, max(offset, start), bytes_max=1, events_max=1)
     except OffsetOutOfRange:
         return FirstEvent()  # trimmed in this moment
     except IntegrityError as damage:
         damaged(damage)
         return FirstEvent()
-    event = next((item for item in items if isinstance(item, Batch)), None)
-    return FirstEvent(event, next((item for item in items[:1] if isinstance(item, Gap)), None))
+    hole = hole or next((item for item in items[:1] if isinstance(item, Gap)), None)
+    for item in items:
+        if isinstance(item, Batch) and item.place is not None:
+            return FirstEvent(item.place.appended_at, int(item.slots()[0]), hole)
+    return FirstEvent(hole=hole)

@@ -102,6 +102,7 @@ def calls(store: Store, topic: TopicInfo) -> dict[str, Callable[[], object]]:
         "Schedule.cancel": lambda: schedule.cancel("never added"),
         "Schedule.page": schedule.page,
         "Schedule.next_due": schedule.next_due,
+        "Schedule.pending": schedule.pending,
         "Schedule.claim": lambda: schedule.claim(0, 1, fence),
         "Schedule.done": lambda: schedule.done(["1"], fence),
         "Manifests.prepare": lambda: manifests.prepare(Manifest(sink="s", query="q", batch=0, body=b"")),
