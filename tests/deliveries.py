@@ -20,8 +20,7 @@ from penstock import Bus, Topic
 from penstock.batch import Batch
 from penstock.clock import VirtualClock
 from penstock.offsets import RangeSet
-from penstock.ports import Measured
-from penstock.ports import Inspectable
+from penstock.ports import Inspectable, Measured
 from penstock.producers import lasting_producer
 from penstock.rows import ParkedFilter, Shard, TopicInfo
 from penstock.runtime.ledger import Record, decode_record

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from penstock.bus.delayed import ScheduledReceipt as ScheduledReceipt
     from penstock.bus.deliveries import Checkpoint as Checkpoint
     from penstock.bus.deliveries import Retry as Retry
+    from penstock.bus.health import Health as Health
+    from penstock.bus.health import SubscriptionHealth as SubscriptionHealth
     from penstock.bus.letters import DeadGroup as DeadGroup
     from penstock.bus.letters import DeadLetter as DeadLetter
     from penstock.bus.letters import DeadStats as DeadStats
     from penstock.bus.letters import Replayed as Replayed
-    from penstock.bus.health import Health as Health
-    from penstock.bus.health import SubscriptionHealth as SubscriptionHealth
     from penstock.bus.publisher import Prepared as Prepared
     from penstock.bus.publisher import Receipt as Receipt
     from penstock.bus.shipments import PendingReceipt as PendingReceipt

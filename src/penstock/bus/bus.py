@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
     from penstock.bus.consumer import Consumer
     from penstock.bus.handlers import Subscriber
+    from penstock.bus.health import Health
     from penstock.bus.middleware import Middleware
     from penstock.bus.sync import SyncBus
-    from penstock.bus.health import Health
     from penstock.engine.lag import LagInfo
     from penstock.engine.policy import Exhausted
     from penstock.metrics import Metric

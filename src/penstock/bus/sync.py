@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.batch import Batch, StoredEvent
     from penstock.bus.delayed import ScheduledReceipt
     from penstock.bus.deliveries import Checkpoint, Retry
+    from penstock.bus.health import Health
     from penstock.bus.letters import DeadGroup, DeadLetter, DeadStats, Replayed, Where
     from penstock.bus.publisher import Receipt
     from penstock.bus.topic import EventFields, Key, Topic
@@ -546,6 +547,14 @@ class SyncBus(Facade[Bus]):
     def lag(self, topic: Topic[T] | str | None = None, name: str | None = None) -> list[LagInfo]:
         """Return how far subscriptions are behind, partition by partition: all, those of a topic, or one."""
         return self._portal.call(self._wrapped.lag(topic, name))
+
+    def health(self, topic: Topic[T] | str | None = None, *, stalled_after: float | timedelta | None = None) -> Health:
+        """Return whether events make progress where there are any, of all topics or of one, and how the store does.
+
+        A subscription is stalled that makes no progress for `stalled_after`, or the setting `delivery.stalled_seconds`.
+        Asked again, this bus also tells how quickly lags grow, and which cursors were written but not moved.
+        """
+        return self._portal.call(self._wrapped.health(topic, stalled_after=stalled_after))
 
     def seek(
         self, topic: Topic[T] | str, name: str, to: Start, *, partition: int | None = None
