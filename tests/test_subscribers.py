@@ -8,12 +8,12 @@ import logging
 import random
 import threading
 from collections import defaultdict
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.deliveries import World, raw
+from tests.shop import Paid, Placed, orders, placed
 
 import penstock
 from penstock import Bus, Delivery, Event, Reject, Retry, RetryLater, Topic
@@ -35,25 +35,8 @@ if TYPE_CHECKING:
     from penstock.bus.middleware import Proceed
 
 
-@penstock.event("tests.placed")
-@dataclass(frozen=True)
-class Placed:
-    customer: str
-    number: int = 0
-
-
-@penstock.event("tests.paid")
-@dataclass(frozen=True)
-class Paid:
-    customer: str
-
-
 class Base:
     """What both are to somebody."""
-
-
-orders = Topic[Placed | Paid]("orders", (Placed, Paid), key=lambda order: order.customer)
-placed = Topic("placed", Placed, key=lambda order: order.customer)
 
 
 def orders_of(*texts: str) -> list[Placed]:

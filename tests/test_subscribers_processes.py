@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.test_subscribers import Placed, placed
+from tests.shop import Placed, placed
 
 from penstock import Bus
 from penstock.rows import ParkedFilter
@@ -27,7 +27,7 @@ CHILD = textwrap.dedent(
 
     import penstock
     from penstock import Bus, Delivery, Retry
-    from tests.test_subscribers import Placed, placed
+    from tests.shop import Placed, placed
 
     url, journal, ends = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT), sys.argv[3]
     bus = Bus(url, topics=[placed])
