@@ -145,6 +145,11 @@ class VirtualClock:
         with self._changed:
             self._changed.wait_for(lambda: len(self._sleepers) >= count)
 
+    def next_due(self) -> float | None:
+        """Return in how many seconds the first sleeper wakes; None if nobody sleeps."""
+        with self._changed:
+            return (self._sleepers[0][0] - self._elapsed_us) / 1_000_000 if self._sleepers else None
+
     def advance(self, by: float | timedelta, *, settle: Callable[[], object] | None = None) -> None:
         """Move time on, waking who is due on the way and calling `settle` after each."""
         goal_us = self._goal(by)

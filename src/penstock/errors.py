@@ -24,6 +24,7 @@
         + PartialPublish           some partitions of a batch succeeded, others did not
         + PublishHalted            an event before it was not stored, so it was not sent
         + BufferFull               a publisher has no room for an event: wait for some
+      - NotDrained                 a test's world still has something to do; says what
       - WindowFull                 an offset is too far ahead of the first unsettled one
       - StoreError
         + StoreUnavailable         no store for this URL: unknown scheme or missing extra
@@ -196,6 +197,17 @@ class UpcasterMissing(CodecError):
 
 
 # --- delivering ---------------------------------------------------------------------------------
+
+
+class NotDrained(PenstockError):
+    """Raised when a world of a test (`penstock.testing.harness`) has something left that does not happen by itself.
+
+    The message names it: a handler that hangs, a subscription that has halted, a lane that waits for an upgrade.
+    """
+
+    def __init__(self, when: str, left: str) -> None:
+        super().__init__(f"the bus is not drained{' ' + when if when else ', and never will be'}: {left}")
+        self.left = left
 
 
 class WindowFull(PenstockError):

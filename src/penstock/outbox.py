@@ -169,8 +169,7 @@ class SqliteOutbox:
         cursor.executemany("INSERT INTO penstock_outbox (topic, event) VALUES (?, ?)", encoded)
 
     def _check_file(self, cursor: sqlite3.Cursor) -> None:
-        files = {os.fsdecode(name): file for _, name, file in cursor.execute("PRAGMA database_list")}
-        file = os.fsdecode(files["main"] or b"")
+        file = _main_file(cursor)
         # A file that is only attached does not count: a transaction over two files is two in WAL mode.
         if not file or not self.path.exists() or not self.path.samefile(file):
             raise UsageError(
@@ -405,6 +404,19 @@ def _identity(connection: sqlite3.Connection) -> bytes | None:
         return None
     found = connection.execute("SELECT producer FROM penstock_outbox_identity").fetchone()
     return None if found is None else bytes(found[0])
+
+
+def file_of(connection: sqlite3.Connection) -> Path:
+    """Return the file that a connection is to; `UsageError` for a database in memory, which nobody else can read."""
+    file = _main_file(_cursor_of(connection))
+    if not file:
+        raise UsageError("this connection is to a database in memory: nothing could move what is staged there")
+    return Path(file)
+
+
+def _main_file(cursor: sqlite3.Cursor) -> str:
+    files = {os.fsdecode(name): file for _, name, file in cursor.execute("PRAGMA database_list")}
+    return os.fsdecode(files["main"] or b"")
 
 
 def _cursor_of(transaction: Any) -> sqlite3.Cursor:

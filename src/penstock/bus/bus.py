@@ -15,11 +15,12 @@ publish under way end. A closed bus stays closed and says so. ::
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
 from penstock.batch import Batch, StoredEvent
 from penstock.bus.buffered import IN_FLIGHT_BYTES, SHIPMENT_BYTES, BufferedPublisher, closed_publishers
@@ -68,6 +69,15 @@ READ_EVENTS = 5_000
 SCHEDULED_PAGE_MAX = 1_000
 
 
+class Parts(NamedTuple):
+    """What a test may look at of a bus that is elsewhere."""
+
+    topics: Mapping[str, Topic[Any]]
+    deliveries: Deliveries
+    subscribers: Subscribers
+    entrances: Entrances
+
+
 class Bus:
     """Publishes events, and reads them back.
 
@@ -92,18 +102,32 @@ class Bus:
     ) -> None:
         self._given_url = url
         self._given_settings = settings
-        self._clock = clock or SystemClock()
-        self._store = store
+        self._outbox_path = outbox
+        self._middleware = tuple(middleware)
         self._declared: dict[str, Topic[Any]] = {}
         for topic in topics:
             if self._declared.setdefault(topic.name, topic) is not topic:
                 raise UsageError(f"topic {topic.name!r} is declared twice; declare it once, with all its classes")
+        self._begin(clock or SystemClock(), store, self._middleware)
+
+    def _begin(
+        self,
+        clock: Clock,
+        store: Store | None,
+        middleware: tuple[Middleware, ...],
+        *,
+        chance: Callable[[], float] = random.random,
+        follows: bool = False,
+    ) -> None:
+        """Be a new bus, of what was declared. One that `follows` has as its outbox what is staged into."""
+        self._clock = clock
+        self._store = store
         self._directory = TopicDirectory(self._declared, self._opened)
-        self._entrances = Entrances(self._declared, self._clock, outbox)
-        self._deliveries = Deliveries(self._directory, self._clock, self._opened)
-        self._subscribers = Subscribers(self._declare, self._consumer_of, self._clock, tuple(middleware))
-        self._dead_letters = DeadLetters(self._directory, self._clock, self._opened)
-        self._measurements = Measurements(self._clock, self._deliveries, self._entrances)
+        self._entrances = Entrances(self._declared, clock, self._outbox_path, chance=chance, follows=follows)
+        self._deliveries = Deliveries(self._directory, clock, self._opened, chance=chance)
+        self._subscribers = Subscribers(self._declare, self._consumer_of, clock, middleware)
+        self._dead_letters = DeadLetters(self._directory, clock, self._opened)
+        self._measurements = Measurements(clock, self._deliveries, self._entrances)
         self._delayed_number = count()
         self._opening = asyncio.Lock()
         self._backend: Backend | None = None
@@ -144,6 +168,7 @@ class Bus:
         self._given_settings = settings or self._given_settings
         if outbox is not None:
             self._entrances.configure(outbox)
+            self._outbox_path = outbox
 
     # --- opening and closing -----------------------------------------------------------------
 
@@ -229,9 +254,7 @@ class Bus:
 
     def _make_backend(self) -> Backend:
         if self._backend is None:
-            settings = self._given_settings
-            if settings is None:
-                settings = resolve({"url": self._given_url}).settings
+            settings = self.settings
             url = settings.url if self._given_url is None else self._given_url
             self._backend = Local(url, settings=settings, clock=self._clock, store=self._store)
             self._deliveries.lease_seconds = settings.delivery.lease_seconds
@@ -246,6 +269,37 @@ class Bus:
         self._make_backend()
         assert self._publisher_ is not None
         return self._publisher_
+
+    @contextmanager
+    def elsewhere(
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        settings: Settings,
+        chance: Callable[[], float] = random.random,
+        middleware: Iterable[Middleware] = (),
+        outbox: str | os.PathLike[str] | None = None,
+    ) -> Iterator[Parts]:
+        """Be, within a block, a new bus over another store and clock: for tests; see `penstock.testing.harness`.
+
+        Topics and handlers are those that were declared, and `middleware` is outside of the bus's own. If the bus has
+        an outbox, it is this one here, or the file that is staged into first: nothing of another one is touched.
+        Whoever opens the bus within the block closes it there. Afterwards it is what it was, unopened or closed.
+        """
+        if self._state == "open":
+            raise UsageError("this bus is open, and cannot be elsewhere: close it before, or do not open it")
+        before, subscribers = dict(self.__dict__), self._subscribers.declared
+        self._given_settings = settings
+        self._declared = dict(self._declared)
+        self._outbox_path = outbox or self._outbox_path
+        self._begin(clock, store, (*middleware, *self._middleware), chance=chance, follows=outbox is None)
+        self._subscribers.declared = dict(subscribers)
+        try:
+            yield Parts(self._declared, self._deliveries, self._subscribers, self._entrances)
+        finally:
+            self.__dict__.clear()
+            self.__dict__.update(before)
 
     # --- running -----------------------------------------------------------------------------
 
@@ -529,7 +583,7 @@ class Bus:
         with the same outbox must be, sooner or later. A topic that is not declared with this bus is given by name.
         """
         self._check_not_closed()
-        outbox = self._entrances.outbox
+        outbox = self._entrances.outbox_of(connection)
         declared: Topic[Any]
         if isinstance(topic, str) and topic not in self._declared:
             declared = Topic(topic, bytes)

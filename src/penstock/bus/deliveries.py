@@ -102,12 +102,19 @@ class Deliveries:
     """What a bus has of delivery. Making one does no I/O."""
 
     def __init__(
-        self, directory: TopicDirectory, clock: Clock, opened: Callable[[], Awaitable[Backend]], *, ledger: bool = True
+        self,
+        directory: TopicDirectory,
+        clock: Clock,
+        opened: Callable[[], Awaitable[Backend]],
+        *,
+        ledger: bool = True,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._directory = directory
         self._clock = clock
         self._opened = opened
         self._ledger = ledger
+        self._chance = chance
         self._dispatcher: Dispatcher | None = None
         self._joining = asyncio.Semaphore(JOINING_MAX)
         self._history = History()
@@ -119,6 +126,11 @@ class Deliveries:
         if not isinstance(backend, Local):
             raise UsageError("this backend does not deliver by itself")
         return backend
+
+    @property
+    def running(self) -> Dispatcher | None:
+        """What delivers in this process, once there is a consumer."""
+        return self._dispatcher
 
     async def stop(self) -> None:
         """Let every consumer leave, and end what delivers."""
@@ -139,7 +151,7 @@ class Deliveries:
                 local,
                 owner=process_producer(self._clock.time_us()).hex(),
                 clock=self._clock,
-                jitter=random.random,
+                jitter=self._chance,
                 lease_seconds=self.lease_seconds,
                 ledger=self._ledger,
             )

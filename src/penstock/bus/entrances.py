@@ -18,7 +18,8 @@ from penstock.runtime.scheduler import Scheduler
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    import sqlite3
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from penstock.bus.local import Local
@@ -31,11 +32,22 @@ class Entrances:
     """What moves delayed and staged events into the log, and what looks after the store. Making one does no I/O."""
 
     def __init__(
-        self, declared: Mapping[str, Topic[Any]], clock: Clock, outbox_path: str | os.PathLike[str] | None
+        self,
+        declared: Mapping[str, Topic[Any]],
+        clock: Clock,
+        outbox_path: str | os.PathLike[str] | None,
+        *,
+        chance: Callable[[], float] = random.random,
+        follows: bool = False,
     ) -> None:
         self._declared = declared
         self._clock = clock
         self._outbox_path = outbox_path
+        self._chance = chance
+        self._follows = follows and outbox_path is not None
+        """Whether the outbox is not the named file but the first one that is staged into."""
+        self._backend: Local | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: SqliteOutbox | None = None
         self._scheduler: Scheduler | None = None
         self._finisher: Finisher | None = None
@@ -64,19 +76,43 @@ class Entrances:
             raise UsageError(f"events were staged in {self._outbox_path} already: say where the outbox is before")
         self._outbox_path = outbox_path
 
+    def outbox_of(self, connection: sqlite3.Connection) -> SqliteOutbox:
+        """Return the outbox to stage into with this connection."""
+        if self._follows:
+            from penstock.outbox import file_of
+
+            self._outbox_path, self._follows = file_of(connection), False
+            if self._backend is not None:
+                assert self._loop is not None
+                # Whoever stages may do so in a thread.
+                self._loop.call_soon_threadsafe(self._start_mover, self._backend)
+        return self.outbox
+
+    @property
+    def followed(self) -> str | os.PathLike[str] | None:
+        """The file of the outbox; None as long as it is not known."""
+        return None if self._follows else self._outbox_path
+
+    def staged(self) -> int:
+        """Return how many staged events wait to be moved."""
+        return 0 if self.followed is None else self.outbox.pending()
+
     def start(self, backend: Local) -> None:
         """Start the loops over an open backend."""
+        self._backend, self._loop = backend, asyncio.get_running_loop()
         owner = process_producer(self._clock.time_us()).hex()
-        self._scheduler = Scheduler(backend, owner=owner, clock=self._clock, jitter=random.random)
+        self._scheduler = Scheduler(backend, owner=owner, clock=self._clock, jitter=self._chance)
         self._scheduler.start()
-        self._finisher = Finisher(backend, clock=self._clock, jitter=random.random)
+        self._finisher = Finisher(backend, clock=self._clock, jitter=self._chance)
         self._finisher.start()
         self._cleaner = Cleaner(
-            backend, owner=owner, clock=self._clock, jitter=random.random, keep_days=self.dead_letter_days
+            backend, owner=owner, clock=self._clock, jitter=self._chance, keep_days=self.dead_letter_days
         )
         self._cleaner.start()
-        if self._outbox_path is None:
-            return
+        if self._outbox_path is not None and not self._follows:
+            self._start_mover(backend)
+
+    def _start_mover(self, backend: Local) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-outbox")
 
         async def opened() -> Local:
@@ -87,9 +123,9 @@ class Entrances:
             backend,
             # Its own directory: the bus's one asks whether the bus is open, which ends before the mover does.
             TopicDirectory(self._declared, opened),
-            owner=owner,
+            owner=process_producer(self._clock.time_us()).hex(),
             clock=self._clock,
-            jitter=random.random,
+            jitter=self._chance,
             executor=self._thread,
         )
         self._mover.start()

@@ -73,12 +73,13 @@ class Monitor(Loop):
         self._free: list[int] = []
         self._grow(64)
         self._partitions: dict[Partition, int] = {}
-        self._of_partition: dict[Partition, set[Seat]] = {}
+        # Whatever is gone through here is ordered: who is woken first must not depend on addresses in memory.
+        self._of_partition: dict[Partition, dict[Seat, None]] = {}
         self._reader: Heads | None = None
         self._changed: dict[Seat, None] = {}
         """Shards of which the columns are to be brought up to date."""
         self._next_look = math.inf
-        self._hints: set[Partition] = set()
+        self._hints: dict[Partition, None] = {}
         self._hinted = asyncio.Event()
         self._scheduled = False
         self._listening: Callable[[], None] | None = None
@@ -122,7 +123,7 @@ class Monitor(Loop):
         if seat.partition not in self._partitions:
             self._partitions[seat.partition] = len(self._partitions)
             self._reader = None
-        self._of_partition.setdefault(seat.partition, set()).add(seat)
+        self._of_partition.setdefault(seat.partition, {})[seat] = None
         self._heads_of[seat.index] = self._partitions[seat.partition]
         self._told_at[seat.index] = engine.head
         self.update(seat, engine)
@@ -143,7 +144,7 @@ class Monitor(Loop):
         self._timers[index] = self._due[index] = self._beats[index] = math.inf
         self._free.append(index)
         here = self._of_partition[seat.partition]
-        here.discard(seat)
+        here.pop(seat, None)
         if not here:
             # It keeps its place until places are given anew; they are few, and partitions come back.
             del self._of_partition[seat.partition]
@@ -237,6 +238,12 @@ class Monitor(Loop):
         heads = self._reader.read()
         return [(partition, int(heads[self._partitions[partition]])) for partition in known]
 
+    def next_timer(self) -> float | None:
+        """Return when one of the shards is due by itself, on the monotonic clock; None if all wait for others."""
+        self._note_changes()
+        first = float(self._timers.min())
+        return None if math.isinf(first) else first
+
     async def _round(self) -> float:
         now = self._clock.monotonic()
         self.look(now)
@@ -301,7 +308,7 @@ class Monitor(Loop):
         """Take a hint, in any thread."""
         if partition not in self._of_partition:
             return
-        self._hints.add(partition)
+        self._hints[partition] = None
         if not self._scheduled:
             self._scheduled = True
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
@@ -312,7 +319,7 @@ class Monitor(Loop):
             await self._hinted.wait()
             self._hinted.clear()
             self._scheduled = False
-            hints, self._hints = self._hints, set()
+            hints, self._hints = self._hints, {}
             self.counts.notifier_notifications_total += len(hints)
             for partition, head in self._heads_of_some(hints):
                 for seat in list(self._of_partition.get(partition, ())):

@@ -1,0 +1,114 @@
+"""Lives: a bus in a world as one process after another.
+
+A life ends in order, as a bus is closed, or it dies. Death comes at one moment: from then on nothing of that process
+reaches the store, and time does not matter to it; only then its tasks are ended, in the ordinary way, so that none is
+left behind. What it held is free at once, as stores see that can see a process die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from penstock.testing.worlds.medium import Process
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from penstock.bus.bus import Bus, Parts
+    from penstock.clock import Clock
+    from penstock.settings import Settings
+    from penstock.testing.worlds.medium import Medium
+    from penstock.testing.worlds.watching import Watching
+
+
+class LifeClock:
+    """The clock of a world as one process has it; for the dead every wait is over at once."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._beyond = 0.0
+        self.dead = False
+
+    def time_us(self) -> int:
+        """See `Clock`."""
+        return self._clock.time_us()
+
+    def monotonic(self) -> float:
+        """See `Clock`."""
+        return self._clock.monotonic() + self._beyond
+
+    def sleep(self, seconds: float) -> None:
+        """See `Clock`."""
+        if not self.dead:
+            self._clock.sleep(seconds)
+
+    async def pause(self, seconds: float) -> None:
+        """See `Clock`."""
+        if self.dead:
+            self._beyond += max(seconds, 0.0)
+            await asyncio.sleep(0)
+        else:
+            await self._clock.pause(seconds)
+
+
+class Life:
+    """A bus in a world, from its beginning to its end or death."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        medium: Medium,
+        clock: Clock,
+        *,
+        settings: Settings,
+        chance: Callable[[], float],
+        watching: Watching,
+        outbox: str | os.PathLike[str] | None,
+    ) -> None:
+        self._bus = bus
+        self._medium = medium
+        self._process = Process(medium)
+        self._clock = LifeClock(clock)
+        self._stack = ExitStack()
+        self.parts: Parts = self._stack.enter_context(
+            bus.elsewhere(
+                self._process,
+                clock=self._clock,
+                settings=settings,
+                chance=chance,
+                middleware=[watching],
+                outbox=outbox,
+            )
+        )
+        watching.subscribers = self.parts.subscribers.declared
+
+    @property
+    def outbox(self) -> str | os.PathLike[str] | None:
+        """The file that events were staged into; None if there is none."""
+        return self.parts.entrances.followed
+
+    async def begin(self) -> None:
+        """Open the bus, and run its subscribers."""
+        try:
+            await self._bus.__aenter__()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    async def end(self, *, drain: bool = True) -> None:
+        """Close the bus; with `drain`, handlers may end before."""
+        if not drain:
+            self.parts.subscribers.drain_seconds = 0.0
+        try:
+            await self._bus.close()
+        finally:
+            self._stack.close()
+
+    async def die(self) -> None:
+        """End at once, with nothing written and nothing given back."""
+        self._process.dead = self._clock.dead = True
+        self._medium.bury()
+        await self.end(drain=False)

@@ -1,0 +1,107 @@
+"""Waiting: what is left to do in a world, in words and in numbers.
+
+A subscription is done when its cursor has passed everything and nothing of it waits aside. What was scheduled and what
+was staged has to enter its topic first. All of it is read from the store, so that nothing counts as done before it is
+durable.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.runtime import subscriptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.bus.bus import Parts
+    from penstock.bus.handlers import Subscriber
+    from penstock.testing.worlds.medium import Medium
+    from penstock.testing.worlds.watching import Watching
+
+
+class Left(NamedTuple):
+    """What a subscription has not done."""
+
+    subscriber: Subscriber
+    lag: int
+    """So many events its cursor has not passed …"""
+    parked: int
+    """… and so many wait aside."""
+    paused: bool
+
+
+class Waiting:
+    """Looks at a world for what is left."""
+
+    def __init__(self, medium: Medium, watching: Watching) -> None:
+        self._medium = medium
+        self._watching = watching
+
+    def left(self) -> list[Left]:
+        """Return the subscriptions of the bus's own handlers that are not done."""
+        store = self._medium.store
+        found = []
+        for subscriber in self._watching.subscribers.values():
+            info = self._medium.topic(subscriber.topic.name)
+            subscription = None if info is None else store.cursors.subscription(info.log_id, subscriber.name)
+            if info is None or subscription is None:
+                continue
+            lags = subscriptions.lag(store, info, subscription, 0)
+            lag, parked = sum(each.lag for each in lags), sum(each.parked for each in lags)
+            if lag or parked:
+                found.append(Left(subscriber, lag, parked, bool(subscription.policy.get("paused"))))
+        return found
+
+    def scheduled(self) -> int:
+        """Return how many delayed publishes wait; at most a thousand are counted."""
+        return len(self._medium.store.schedule.page(limit=1_000))
+
+    def next_due(self, parts: Parts, now: float, now_us: int) -> float | None:
+        """Return in how many seconds something is due by itself: a delayed publish, a retry, an event of a rate."""
+        times = []
+        if (due_at := self._medium.store.schedule.next_due()) is not None:
+            times.append((due_at - now_us) / 1_000_000)
+        dispatcher = parts.deliveries.running
+        if dispatcher is not None and (timer := dispatcher.monitor.next_timer()) is not None:
+            times.append(timer - now)
+        return max(min(times), 0.0) if times else None
+
+    def only_outdated(self, left: Iterable[Left]) -> bool:
+        """Say whether nothing is left but lanes that wait for an upgrade."""
+        outdated = {subscription for subscription, _ in self._watching.outdated}
+        return bool(outdated) and not self.scheduled() and all(each.subscriber.name in outdated for each in left)
+
+    def told(self, parts: Parts, left: Iterable[Left]) -> str:
+        """Say what is left, and why."""
+        said = [self._told(each, parts) for each in left]
+        said += [
+            f"handler {run.name} runs, at {run.delivery.position}, attempt {run.delivery.attempt}"
+            for run in self._watching.busy
+        ]
+        if scheduled := self.scheduled():
+            said.append(f"{scheduled:,} delayed publishes wait for their time")
+        if staged := parts.entrances.staged():
+            said.append(f"{staged:,} staged events were not moved")
+        return "; ".join(said) or "nothing that is known is left"
+
+    def _told(self, left: Left, parts: Parts) -> str:
+        parts_said = []
+        if left.lag:
+            parts_said.append(f"{left.lag:,} events are not settled")
+        if left.parked:
+            parts_said.append(f"{left.parked:,} wait aside for another attempt, or behind one")
+        if left.paused:
+            parts_said.append("it is paused")
+        runner = parts.subscribers.runner
+        for handling in runner.handlings if runner is not None else []:
+            if handling.subscriber is left.subscriber:
+                parts_said += [
+                    f"partition {partition}, {what}: {why}"
+                    for partition, trouble in handling.consumer.trouble.items()
+                    for what, why in trouble.items()
+                ]
+        for (subscription, position), run in self._watching.outdated.items():
+            if subscription == left.subscriber.name and position.topic == left.subscriber.topic.name:
+                parts_said.append(f"{position} waits for an upgrade: {run.error}")
+        return f"{left.subscriber}: {', '.join(parts_said)}"
