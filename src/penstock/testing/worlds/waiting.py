@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.runtime import subscriptions
+from penstock.rows import ParkedFilter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,8 +47,11 @@ class Waiting:
             subscription = None if info is None else store.cursors.subscription(info.log_id, subscriber.name)
             if info is None or subscription is None:
                 continue
-            lags = subscriptions.lag(store, info, subscription, 0)
-            lag, parked = sum(each.lag for each in lags), sum(each.parked for each in lags)
+            heads = {partition.number: store.log.bounds(partition).stop for partition in info.partitions}
+            cursors = store.cursors.load(info.log_id, subscriber.name)
+            lag = sum(max(heads[cursor.shard.partition] - cursor.next_offset, 0) for cursor in cursors)
+            wanted = ParkedFilter(log_id=info.log_id, subscription=subscriber.name)
+            parked = store.parked.count(wanted)["waiting"]
             if lag or parked:
                 found.append(Left(subscriber, lag, parked, bool(subscription.policy.get("paused"))))
         return found
