@@ -515,6 +515,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
             "",
             {
                 "bench",
+                "chaos",
                 "completion",
                 "config",
                 "consume",

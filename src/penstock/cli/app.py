@@ -28,6 +28,7 @@ from typer.main import get_command
 
 from penstock.cli import (
     bench,
+    chaos,
     completion,
     config,
     consume,
@@ -93,6 +94,7 @@ app.command()(verify.verify)
 app.command()(repair.repair)
 app.command()(dump.dump)
 app.command()(doctor.doctor)
+app.command()(chaos.chaos)
 app.add_typer(spark.app, name="spark")
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")

@@ -91,18 +91,19 @@ def from_cloudevents(lines: Lines) -> Iterator[Item]:
 
     for number, line in lines:
         if number != lines.first or not line.startswith(b"["):
-            yield _cloudevent(f"line {number}", line)
+            yield cloudevent(f"line {number}", line)
             continue
         try:
             array = msgspec.json.decode(lines.everything(line), type=list[msgspec.Raw])
         except _UNREADABLE:
             raise InvalidEvent("what begins as an array is not one") from None
         for index, document in enumerate(array):
-            yield _cloudevent(f"event {index} of the array", bytes(document))
+            yield cloudevent(f"event {index} of the array", bytes(document))
         return
 
 
-def _cloudevent(where: str, document: bytes) -> Item:
+def cloudevent(where: str, document: bytes) -> Item:
+    """Return the event of one CloudEvent in JSON; what it says of its position is left out."""
     from penstock import cloudevents
 
     try:

@@ -48,6 +48,8 @@ class Kind(StrEnum):
     """The process dies when the handler has returned, before that is written."""
     TWICE = "twice"
     """The handler is called again with the same event, as after a crash, but without one."""
+    CUT = "cut off and repeated"
+    """The handler ends where it waits, for the `step`-th time, and is called again: as after a crash inside of it."""
     COMMIT_REFUSED = "commit refused"
     """The store does not take the progress, and is asked again later."""
     COMMIT_UNANSWERED = "commit unanswered"
@@ -58,7 +60,7 @@ class Kind(StrEnum):
 
 
 CRASHES: Final = frozenset({Kind.CRASH_INSIDE, Kind.CRASH_AFTER})
-REPEATS: Final = CRASHES | {Kind.TWICE, Kind.COMMIT_UNANSWERED}
+REPEATS: Final = CRASHES | {Kind.TWICE, Kind.CUT, Kind.COMMIT_UNANSWERED}
 """Those after which an event may be handled again."""
 
 
@@ -85,7 +87,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         what = f"{self.kind.value} at {self.topic}/{self.partition}@{self.offset}"
-        return f"{what} of {self.subscription!r}" if self.subscription else what
+        steps = f", where it waits for the {self.step}. time" if self.step else ""
+        return f"{what} of {self.subscription!r}{steps}" if self.subscription else what
 
 
 def fault_at(kind: Kind, spot: Spot, *, step: int = 0, seconds: float = 0.0) -> Fault:
@@ -106,6 +109,7 @@ POINT_OF: Final = {
     Kind.CRASH_INSIDE: Point.BEGIN,
     Kind.CRASH_AFTER: Point.END,
     Kind.TWICE: Point.END,
+    Kind.CUT: Point.BEGIN,
     Kind.COMMIT_REFUSED: Point.COMMIT,
     Kind.COMMIT_UNANSWERED: Point.COMMIT,
     Kind.READ_FAILED: Point.READ,

@@ -15,7 +15,7 @@ from penstock.testing.worlds.medium import Process
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from penstock.bus.bus import Bus, Parts
     from penstock.clock import Clock
@@ -67,6 +67,7 @@ class Life:
         chance: Callable[[], float],
         watching: Watching,
         outbox: str | os.PathLike[str] | None,
+        without: Collection[tuple[str, str]],
     ) -> None:
         self._bus = bus
         self._medium = medium
@@ -83,7 +84,10 @@ class Life:
                 outbox=outbox,
             )
         )
-        watching.subscribers = self.parts.subscribers.declared
+        declared = self.parts.subscribers.declared
+        for each in without:
+            declared.pop(each, None)
+        watching.subscribers = declared
 
     @property
     def outbox(self) -> str | os.PathLike[str] | None:
@@ -111,4 +115,11 @@ class Life:
         """End at once, with nothing written and nothing given back."""
         self._process.dead = self._clock.dead = True
         self._medium.bury()
+        runner = self.parts.subscribers.runner
+        if runner is not None:
+            for worker in (worker for handling in runner.handlings for worker in handling.busy):
+                if worker.task is not None and (worker.handler is None or worker.handler.in_loop):
+                    worker.task.cancel()
+            # Those in threads are waited for: in the next life they would run beside themselves.
+            await asyncio.gather(*(handling.drain() for handling in runner.handlings))
         await self.end(drain=False)

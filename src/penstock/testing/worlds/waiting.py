@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.bus.bus import Parts
     from penstock.bus.handlers import Subscriber
+    from penstock.runtime.seat import Seat
     from penstock.testing.worlds.medium import Medium
     from penstock.testing.worlds.watching import Watching
 
@@ -70,6 +71,25 @@ class Waiting:
             times.append(timer - now)
         return max(min(times), 0.0) if times else None
 
+    def is_still(self, parts: Parts) -> bool:
+        """Say whether nothing can happen but what has a time of its own.
+
+        Everything was read and what became of it is written; whatever is not settled is in hand, or waits to be tried
+        again. It holds for a bus that delivers nothing, too.
+        """
+        dispatcher = parts.deliveries.running
+        if dispatcher is None:
+            return True
+        if dispatcher.waiting or any(crew.restless for crew in dispatcher.crews.values()):
+            return False
+        return all(self._is_still(seat) for member in dispatcher.members for seat in member.seats)
+
+    def _is_still(self, seat: Seat) -> bool:
+        engine = seat.engine
+        if engine is None or seat.trouble or engine.progress.dirty or engine.progress.writing:
+            return False
+        return engine.read_position >= self._medium.store.log.bounds(seat.partition).stop
+
     def only_outdated(self, left: Iterable[Left]) -> bool:
         """Say whether nothing is left but lanes that wait for an upgrade."""
         outdated = {subscription for subscription, _ in self._watching.outdated}
@@ -83,28 +103,28 @@ class Waiting:
             for run in self._watching.busy
         ]
         if scheduled := self.scheduled():
-            said.append(f"{scheduled:,} delayed publishes wait for their time")
+            said.append(f"delayed publishes that wait for their time: {scheduled:,}")
         if staged := parts.entrances.staged():
-            said.append(f"{staged:,} staged events were not moved")
+            said.append(f"staged events that were not moved: {staged:,}")
         return "; ".join(said) or "nothing that is known is left"
 
     def _told(self, left: Left, parts: Parts) -> str:
-        parts_said = []
+        said = []
         if left.lag:
-            parts_said.append(f"{left.lag:,} events are not settled")
+            said.append(f"not settled: {left.lag:,}")
         if left.parked:
-            parts_said.append(f"{left.parked:,} wait aside for another attempt, or behind one")
+            said.append(f"aside for another attempt, or behind one: {left.parked:,}")
         if left.paused:
-            parts_said.append("it is paused")
+            said.append("it is paused")
         runner = parts.subscribers.runner
         for handling in runner.handlings if runner is not None else []:
             if handling.subscriber is left.subscriber:
-                parts_said += [
+                said += [
                     f"partition {partition}, {what}: {why}"
                     for partition, trouble in handling.consumer.trouble.items()
                     for what, why in trouble.items()
                 ]
         for (subscription, position), run in self._watching.outdated.items():
             if subscription == left.subscriber.name and position.topic == left.subscriber.topic.name:
-                parts_said.append(f"{position} waits for an upgrade: {run.error}")
-        return f"{left.subscriber}: {', '.join(parts_said)}"
+                said.append(f"{position} waits for an upgrade: {run.error}")
+        return f"{left.subscriber}: {', '.join(said)}"

@@ -138,9 +138,9 @@ class Watching:
         wanted = {(subscriber.topic.name, subscriber.name, handler) for subscriber, handler in self.of(function)}
         return [run for run in self.runs if (run.subscriber.topic.name, run.subscriber.name, run.handler) in wanted]
 
-    def counts(self) -> Counter[tuple[str, Position]]:
-        """Return how often each event was handled."""
-        return Counter(run.where for run in self.runs)
+    def counts(self) -> Counter[tuple[str, Position, str]]:
+        """Return how often each event was handled, by subscription, position and handler."""
+        return Counter((*run.where, run.name) for run in self.runs)
 
     # --- being called -------------------------------------------------------------------------
 
@@ -173,12 +173,19 @@ class Watching:
 
     async def _call(self, run: Run, proceed: Proceed) -> None:
         fault = self._at(Point.BEGIN, run)
-        if fault is not None and fault.kind is Kind.CRASH_INSIDE:
-            await _Stepped(proceed(), fault.step, partial(self._die_at, run, fault))
-        else:
-            if fault is not None:
+        match None if fault is None else fault.kind:
+            case Kind.CRASH_INSIDE:
+                assert fault is not None
+                await _Stepped(proceed(), fault.step, partial(self._die_at, run, fault))
+            case Kind.CUT if run.handler is not None and run.handler.in_loop:
+                assert fault is not None
+                await self._cut(proceed, fault)
+            case Kind.SLOW:
+                assert fault is not None
                 await self._be_late(run, fault)
-            await proceed()
+                await proceed()
+            case _:
+                await proceed()
         fault = self._at(Point.END, run)
         if fault is not None and fault.kind is Kind.CRASH_AFTER:
             await self._die_at(run, fault)
@@ -198,6 +205,25 @@ class Watching:
             await self._clock.pause(fault.seconds if limit is None else min(fault.seconds, limit * TIMEOUT_SHARE))
         finally:
             run.pausing = False
+
+    async def _cut(self, proceed: Proceed, fault: Fault) -> None:
+        """Let a handler end where it waits, and call it again."""
+        cut = False
+
+        def end() -> asyncio.Future[None]:
+            nonlocal cut
+            cut = True
+            raise asyncio.CancelledError
+
+        try:
+            await _Stepped(proceed(), fault.step, end)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not cut or (task is not None and task.cancelling()):
+                raise
+        if cut:
+            self._faults.note(fault)
+            await proceed()
 
     def _die_at(self, run: Run, fault: Fault) -> asyncio.Future[None]:
         self._faults.note(fault)

@@ -26,8 +26,9 @@ from penstock.testing.worlds.waiting import Waiting
 from penstock.testing.worlds.watching import Watching
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 
+    from penstock.batch import StoredEvent
     from penstock.bus.bus import Bus
     from penstock.bus.topic import Topic
     from penstock.testing.checker import Violation
@@ -43,6 +44,8 @@ TURNS: Final = 25
 """Of the event loop; whoever has done nothing within them waits for time, or for something outside."""
 REAL_SECONDS: Final = 0.001
 """How often it is looked whether a handler has ended that waits for something outside."""
+GRAIN_SECONDS: Final = 1e-6
+"""Of the virtual clock."""
 QUIET_SECONDS: Final = 60.0
 """Of virtual time: what has not gone on by then waits for something that never comes. Every loop looks more often."""
 END_SECONDS: Final = 2.0
@@ -72,11 +75,14 @@ class DeadLetter(NamedTuple):
 class World:
     """What is around a bus in a test; made by `harness`."""
 
-    def __init__(self, bus: Bus, plan: Plan, chance: random.Random) -> None:
+    def __init__(
+        self, bus: Bus, plan: Plan, chance: random.Random, *, without: Collection[tuple[str, str]] = ()
+    ) -> None:
         self.bus = bus
         """The bus that is tried."""
         self._clock = VirtualClock()
         self._chance = chance
+        self._without = without
         self._faults = Faults(plan)
         self._faults.is_allowed = self._may_happen
         settings = bus.settings
@@ -128,6 +134,10 @@ class World:
         """Return the calls of a handler in the order in which they began, and what became of each."""
         return [run.handled() for run in self._watching.runs_of(handler)]
 
+    def handled(self) -> list[tuple[tuple[str, Position, str], int]]:
+        """Return how often each event was handled, by subscription, position and handler."""
+        return sorted(self._watching.counts().items())
+
     @property
     def dead(self) -> list[DeadLetter]:
         """The dead letters of all subscriptions, by topic, subscription and position; ten thousand at most of each."""
@@ -151,16 +161,19 @@ class World:
     def published(self, topic: Topic[Any] | str) -> list[Any]:
         """Return all events of a topic in the order in which they were stored; those of handlers, too."""
         name = topic if isinstance(topic, str) else topic.name
-        info = self._medium.topic(name)
-        if info is None:
+        if self._medium.topic(name) is None:
             raise UsageError(f"there is no topic {name!r} in this world: declare it with the bus")
-        events = [
+        return [self._value(name, event) for event in self.stored() if event.position.topic == name]
+
+    def stored(self) -> list[StoredEvent]:
+        """Return all events of all topics as they are stored, in the order in which they were."""
+        found = [
             self._medium.event(partition, offset)
             for partition, offsets in self._medium.appended
-            if partition.log_id == info.log_id
+            if not self._medium.name_of(partition.log_id).startswith("_")
             for offset in offsets
         ]
-        return [self._value(name, event) for event in events if event is not None]
+        return [event for event in found if event is not None]
 
     def _value(self, topic: str, event: Any) -> Any:
         declared = self._life.parts.topics.get(topic)
@@ -184,10 +197,9 @@ class World:
         """
         goal = self._clock.monotonic() + seconds(by, "the advance of a world")
         await self._settle()
-        while (rest := goal - self._clock.monotonic()) > 0:
-            idle = not (self._watching.running or self._waiting.left() or self._life.parts.entrances.staged())
-            following = self._next_due() if idle else self._clock.next_due()
-            self._clock.advance(rest if following is None else min(following, rest))
+        while (rest := goal - self._clock.monotonic()) >= GRAIN_SECONDS:
+            idle = self._only_time_matters(staged=bool(self._life.parts.entrances.staged()))
+            self._clock.advance(min(self._next_due() or rest if idle else self._next_sleeper(), rest))
             await self._settle()
 
     async def drain(self, *, timeout: float | timedelta = DRAIN_SECONDS) -> None:  # noqa: ASYNC109 - of real time
@@ -217,19 +229,28 @@ class World:
 
     def _pass_time(self, left: list[Left], *, quiet: float, staged: bool) -> None:
         """Let time pass until something may happen; raises if nothing ever will."""
-        everything_waits = not (staged or self._watching.running or any(each.lag for each in left))
-        due = self._next_due()
-        if everything_waits and self._waiting.only_outdated(left):
+        jumps = self._only_time_matters(staged=staged)
+        if jumps and self._waiting.only_outdated(left):
             raise self._not_drained("", left)
-        if due is not None and (everything_waits or quiet > QUIET_SECONDS):
+        due = self._next_due()
+        if due is not None and (jumps or quiet > QUIET_SECONDS):
             self._clock.advance(due)
         elif quiet > QUIET_SECONDS:
             raise self._not_drained("", left)
         else:
-            self._clock.advance(self._clock.next_due() or REAL_SECONDS)
+            self._clock.advance(self._next_sleeper())
+
+    def _only_time_matters(self, *, staged: bool) -> bool:
+        return not (staged or self._watching.running) and self._waiting.is_still(self._life.parts)
 
     def _next_due(self) -> float | None:
-        return self._waiting.next_due(self._life.parts, self._clock.monotonic(), self._clock.time_us())
+        """Return in how many seconds something is due by itself; what is due now already waits for whoever looks."""
+        due = self._waiting.next_due(self._life.parts, self._clock.monotonic(), self._clock.time_us())
+        return due if due is None or due >= GRAIN_SECONDS else self._next_sleeper()
+
+    def _next_sleeper(self) -> float:
+        """Return in how many seconds one of the loops looks again."""
+        return max(self._clock.next_due() or 0.0, GRAIN_SECONDS)
 
     def _not_drained(self, when: str, left: list[Left]) -> NotDrained:
         return NotDrained(when, self._waiting.told(self._life.parts, left))
@@ -276,10 +297,9 @@ class World:
         """Let the process die, and begin anew on the same store: what was in flight comes again.
 
         Nothing is flushed or given back. `async def` handlers end where they wait; one in a thread, which nothing can
-        stop, ends first. So do consumers of `bus.consume`. Nobody else is to use the bus meanwhile.
+        stop, ends before the next life begins. Consumers of `bus.consume` end, too. Nobody else is to use the bus
+        meanwhile.
         """
-        if not await self._really(lambda: not self._watching.in_threads, DRAIN_SECONDS):
-            raise self._not_drained(f"within {DRAIN_SECONDS:g} s", [])
         life, self._dying = self._life, None
         self._crashes += 1
         await self._through(life.die())
@@ -315,6 +335,7 @@ class World:
             chance=self._chance.random,
             watching=self._watching,
             outbox=outbox,
+            without=self._without,
         )
 
     async def _through(self, work: Coroutine[Any, Any, R]) -> R:
@@ -328,21 +349,10 @@ class World:
                 if loop.time() > end:
                     task.cancel()
                     raise self._not_drained(f"within {DRAIN_SECONDS:g} s", [])
-                self._clock.advance(self._clock.next_due() or REAL_SECONDS)
-                if self._life.outbox is not None:
-                    await asyncio.sleep(REAL_SECONDS)  # its calls are made in a thread
+                self._clock.advance(self._next_sleeper())
+                if self._life.outbox is not None or self._watching.in_threads:
+                    await asyncio.sleep(REAL_SECONDS)
         return await task
-
-    @staticmethod
-    async def _really(condition: Callable[[], bool], within: float) -> bool:
-        """Wait in real time for what happens outside of this world; False if it does not within so many seconds."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + within
-        while not condition():
-            if loop.time() > end:
-                return False
-            await asyncio.sleep(REAL_SECONDS)
-        return True
 
     async def begin(self) -> None:
         """Open the bus, and run its subscribers."""
@@ -350,16 +360,25 @@ class World:
 
     async def end(self, *, drain: bool) -> None:
         """Close the bus; with `drain` handlers that run may end."""
-        if drain:
-            await self._really(lambda: not self._watching.busy, END_SECONDS)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (END_SECONDS if drain else 0.0)
+        while self._watching.busy:
+            await asyncio.sleep(REAL_SECONDS)
+            if loop.time() > until:
+                break
         await self._through(self._life.end(drain=drain))
         self._medium.store.close()
 
 
 @asynccontextmanager
-async def world_of(bus: Bus, plan: Plan, seed: int) -> AsyncIterator[World]:
-    """Let a bus be in a world of its own within a block, where things go wrong as a plan says."""
-    world = World(bus, plan, random.Random(seed))  # noqa: S311 - the same seed is the same world
+async def world_of(
+    bus: Bus, plan: Plan, seed: int, *, without: Collection[tuple[str, str]] = ()
+) -> AsyncIterator[World]:
+    """Let a bus be in a world of its own within a block, where things go wrong as a plan says.
+
+    Subscriptions that it is to be `without`, by topic and name, are not run.
+    """
+    world = World(bus, plan, random.Random(seed), without=without)  # noqa: S311 - the same seed is the same world
     await world.begin()
     try:
         yield world
