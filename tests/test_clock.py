@@ -419,3 +419,16 @@ def test_a_duration_is_seconds_or_a_timedelta(value: float | timedelta, expected
 def test_a_wrong_duration_is_refused_by_its_name(value: Any) -> None:
     with pytest.raises(UsageError, match=r"^timeout is "):
         seconds(value, "timeout")
+
+
+async def test_when_the_next_sleeper_wakes_is_known() -> None:
+    clock = VirtualClock()
+    assert clock.next_due() is None
+    sleepers = [asyncio.ensure_future(clock.pause(seconds)) for seconds in (5.0, 2.0)]
+    await clock.advance_async(0.5)
+    assert clock.next_due() == 1.5
+    await clock.advance_async(2)
+    assert clock.next_due() == 2.5
+    await clock.advance_async(3)
+    await asyncio.gather(*sleepers)
+    assert clock.next_due() is None
