@@ -11,7 +11,7 @@ import pytest
 from tests.harness_bus import Order, a_bus, orders, raw
 
 from penstock import Retry
-from penstock.errors import PublishUnknown, UsageError
+from penstock.errors import PenstockError, PublishUnknown, UsageError
 from penstock.testing import World, harness
 from penstock.testing.worlds.faults import CRASHES, Fault, Kind, Script
 from penstock.testing.worlds.world import world_of
@@ -149,6 +149,50 @@ async def test_a_crash_writes_nothing_and_a_handler_in_a_thread_ends_before_the_
         assert together == 1
         assert world.settled(slow) == [b"1"]
         assert world.attempts(slow) == 2
+
+
+async def test_the_dead_publish_nothing() -> None:
+    bus = a_bus()
+    hold = asyncio.Event()
+    refused: list[str] = []
+
+    @bus.subscriber(raw, "clinging")
+    async def cling(data: bytes) -> None:
+        try:
+            await hold.wait()
+        except asyncio.CancelledError:
+            try:
+                await bus.publish(orders, Order(1))
+            except PenstockError as error:
+                refused.append(type(error).__name__)
+            raise
+
+    async with harness(bus) as world:
+        await bus.publish(raw, b"1")
+        await world.advance(0)
+        await world.crash()
+        hold.set()
+        await world.drain()
+        assert refused == ["StoreClosed"]
+        assert world.published(orders) == []
+        assert world.settled(cling) == [b"1"]
+
+
+async def test_when_something_is_tried_again_after_a_failure_is_of_the_seed() -> None:
+    bus = a_bus()
+
+    @bus.subscriber(raw, "reading")
+    async def read(data: bytes) -> None: ...
+
+    times = []
+    for _ in range(2):
+        async with harness(bus) as world:
+            await bus.publish(raw, b"1", delay=10)
+            world.fail("publish", 3)
+            await world.drain()
+            times.append([each.at for each in world.deliveries(read)])
+    assert times[0] == times[1]
+    assert times[0][0] > 11
 
 
 async def test_attempts_and_dead_letters_outlive_a_crash() -> None:
