@@ -359,11 +359,6 @@ class Bus:
             middleware=None if middleware is None else tuple(middleware),
         )  # fmt: skip
 
-    @property
-    def subscribers(self) -> list[Subscriber]:
-        """What was declared with `subscriber`: each subscription with its handlers."""
-        return list(self._subscribers.declared.values())
-
     def _declare(self, topic: Topic[T] | str) -> Topic[Any]:
         """Return the topic that is meant; one that was not declared with the bus is from now on."""
         if isinstance(topic, str):

@@ -138,11 +138,6 @@ class Deliveries:
         if dispatcher is not None:
             await dispatcher.stop()
 
-    @property
-    def running(self) -> Dispatcher | None:
-        """What delivers in this process, if anything does yet."""
-        return self._dispatcher
-
     async def dispatcher(self) -> Dispatcher:
         """Return what delivers in this process."""
         local = await self._local()
