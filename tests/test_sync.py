@@ -88,6 +88,7 @@ def test_the_facade_is_what_is_made_from_the_bus_as_it_is() -> None:
                 "open",
                 "configure",
                 "latest_metrics",
+                "elsewhere",
             },
         ),
         (DeadLetters, facades.SyncDeadLetters, set()),
