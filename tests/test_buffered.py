@@ -712,6 +712,7 @@ async def test_in_a_child_of_a_fork_it_refuses_and_the_parent_goes_on(world: Wor
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        signal.alarm(60)  # it ends by itself, whatever happens
         said = b"taken"
         with suppress(BaseException):
             try:

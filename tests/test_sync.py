@@ -546,6 +546,7 @@ def test_in_a_child_of_a_process_that_has_used_it_it_says_so_and_harms_nothing(r
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
+            signal.alarm(60)  # it ends by itself, whatever happens
             told = b"nothing"
             try:
                 try:
