@@ -252,6 +252,13 @@ async def test_events_without_a_key_stay_together_and_go_round(world: World) -> 
     assert stored_now(world, wide) == [(number // 3, b"%d" % number) for number in range(12)]
 
 
+async def test_events_without_a_key_that_do_not_fit_go_to_the_next_partition_together(world: World) -> None:
+    async with world.bus().publisher(wide, max_bytes=10) as publisher:
+        for number in range(4):
+            publisher.send(b"%04d" % number)
+    assert stored_now(world, wide) == [(number // 2, b"%04d" % number) for number in range(4)]
+
+
 async def test_a_partition_that_hangs_holds_up_no_other(world: World) -> None:
     bus = world.bus()
     publisher = await opened(bus, wide, linger=0)
@@ -589,6 +596,16 @@ async def test_failures_that_nobody_sees_are_bounded_too(world: World) -> None:
     assert publisher._kept <= 1_000
     world.store.heal()
     await drained(publisher)
+
+
+@pytest.mark.parametrize("way", ["put", "room"])
+async def test_who_waits_for_room_does_not_wait_for_what_lingers(world: World, way: str) -> None:
+    publisher = await opened(world.bus(), linger=60, in_flight_bytes=300)
+    publisher.send(b"x")
+    waiting = asyncio.ensure_future(publisher.put(b"y") if way == "put" else publisher.room())
+    await world.settle()
+    assert waiting.done()
+    await publisher.close()
 
 
 async def test_somebody_who_waits_for_room_is_told_of_a_failure(world: World) -> None:

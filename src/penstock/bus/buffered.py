@@ -245,6 +245,7 @@ class BufferedPublisher(Generic[T]):
         row = self._encoded(value, fields)
         cost = row[3] + EVENT_COST
         if not self._room.take(cost):
+            self._hurry()
             await self._room.wait(cost)
             try:
                 self._check_here()
@@ -259,6 +260,7 @@ class BufferedPublisher(Generic[T]):
         await self._ready()
         largest = self._publisher.certainly_allowed + EVENT_COST
         while not self._room.fits(largest):
+            self._hurry()
             await self._room.wait(largest)
             self._room.leave(1, largest)
             await self._ready()
@@ -271,13 +273,15 @@ class BufferedPublisher(Generic[T]):
         if self._loop is None:
             return
         self._check_loop()
-        waiting: list[Shipment] = []
-        for lane in self._lanes:
-            self._close_gathering(lane)
-            waiting += lane.under_way
-        for shipment in waiting:
+        self._hurry()
+        for shipment in [shipment for lane in self._lanes for shipment in lane.under_way]:
             await shipment.end()
         self._raise_unseen()
+
+    def _hurry(self) -> None:
+        """Let everything leave as soon as it can, because somebody waits for that."""
+        for lane in self._lanes:
+            self._close_gathering(lane)
 
     async def _ready(self) -> None:
         """Be open, let the event loop have its turn now and then, and raise what nobody has seen."""
@@ -327,7 +331,7 @@ class BufferedPublisher(Generic[T]):
         shipment = lane.gathering
         if shipment is not None and shipment.size + size > self._max_bytes:
             self._close_gathering(lane)
-            shipment = None
+            return self._placed(says, data, key, size)  # without a key, it goes to the next partition
         if shipment is None:
             shipment = self._opened_shipment(lane)
         index = len(shipment.data)
