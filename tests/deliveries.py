@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from penstock.bus.consumer import Consumer, Delivery
+    from penstock.bus.consumer import Consumer
+    from penstock.bus.delivered import Delivery
     from penstock.ports import Store
     from penstock.rows import Cursor, Parked, Partition
     from penstock.runtime.dispatcher import Dispatcher

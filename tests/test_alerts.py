@@ -34,7 +34,7 @@ from penstock.outbox import SqliteOutbox
 if TYPE_CHECKING:
     from tests.deliveries import Running
 
-    from penstock.bus.consumer import Delivery
+    from penstock.bus.delivered import Delivery
 
 ROOT = Path(__file__).parent.parent
 PROMETHEUS = ROOT / "deploy" / "prometheus"

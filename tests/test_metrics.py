@@ -40,7 +40,7 @@ from penstock.runtime.tally import OTHER_REASONS, REASONS_MAX, Tallies, Tally
 from penstock.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from penstock.bus.consumer import Delivery
+    from penstock.bus.delivered import Delivery
 
 PROMISED = {
     "subscription_lag_messages", "subscription_lag_detected_total", "dispatcher_heartbeat_polls_total",

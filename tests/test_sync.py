@@ -20,7 +20,7 @@ import pytest
 from tests.deliveries import Faulty
 
 from penstock import Bus, Event, Position, Receipt, Retry, SyncBus, SyncDelivery, Topic, event
-from penstock.bus import consumer as asynchronous
+from penstock.bus import consumer, delivered
 from penstock.bus import sync as facades
 from penstock.bus.dead_letters import DeadLetters
 from penstock.bus.portal import Portal
@@ -92,9 +92,9 @@ def test_the_facade_is_what_is_made_from_the_bus_as_it_is() -> None:
             },
         ),
         (DeadLetters, facades.SyncDeadLetters, set()),
-        (asynchronous.Consumer, facades.SyncConsumer, set()),
-        (asynchronous.Delivery, facades.SyncDelivery, set()),
-        (asynchronous.DeliveredBatch, facades.SyncDeliveredBatch, set()),
+        (consumer.Consumer, facades.SyncConsumer, set()),
+        (delivered.Delivery, facades.SyncDelivery, set()),
+        (delivered.DeliveredBatch, facades.SyncDeliveredBatch, set()),
         (Prepared, facades.SyncPrepared, set()),
     ],
 )

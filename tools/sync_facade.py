@@ -62,11 +62,11 @@ class Source:
 SOURCES = [
     Source("Prepared", "bus/publisher", "A publish that may be sent, and sent again, without making a duplicate."),
     Source(
-        "Delivery", "bus/consumer", "One event, handed over.", generic=True, bases=("_Hand",), pure=frozenset({"once"})
+        "Delivery", "bus/delivered", "One event, handed over.", generic=True, bases=("_Hand",), pure=frozenset({"once"})
     ),
     Source(
         "DeliveredBatch",
-        "bus/consumer",
+        "bus/delivered",
         "Many events of one partition, handed over together.",
         bases=("_Hand",),
         pure=frozenset({"to_arrow"}),

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from penstock.bus.buffered import BufferedPublisher as BufferedPublisher
     from penstock.bus.bus import Bus as Bus
     from penstock.bus.consumer import Consumer as Consumer
-    from penstock.bus.consumer import DeliveredBatch as DeliveredBatch
-    from penstock.bus.consumer import Delivery as Delivery
     from penstock.bus.dead_letters import DeadLetters as DeadLetters
     from penstock.bus.delayed import ScheduledReceipt as ScheduledReceipt
+    from penstock.bus.delivered import DeliveredBatch as DeliveredBatch
+    from penstock.bus.delivered import Delivery as Delivery
     from penstock.bus.deliveries import Checkpoint as Checkpoint
     from penstock.bus.deliveries import Retry as Retry
     from penstock.bus.health import Health as Health
@@ -55,8 +55,8 @@ _HOMES = {
     "BufferedPublisher": "penstock.bus.buffered",
     "Bus": "penstock.bus.bus",
     "Consumer": "penstock.bus.consumer",
-    "DeliveredBatch": "penstock.bus.consumer",
-    "Delivery": "penstock.bus.consumer",
+    "DeliveredBatch": "penstock.bus.delivered",
+    "Delivery": "penstock.bus.delivered",
     "DeadLetters": "penstock.bus.dead_letters",
     "ScheduledReceipt": "penstock.bus.delayed",
     "Checkpoint": "penstock.bus.deliveries",

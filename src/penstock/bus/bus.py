@@ -33,6 +33,7 @@ from penstock.bus.grouping import GROUP_EVENTS_MAX
 from penstock.bus.local import Local
 from penstock.bus.measuring import Measurements
 from penstock.bus.publisher import Prepared, Publisher, Receipt
+from penstock.bus.reading import read_topic
 from penstock.bus.signals import caught
 from penstock.bus.subscribers import ConsumeOptions, Subscribers
 from penstock.bus.topic import EventFields, Key, Topic
@@ -40,7 +41,7 @@ from penstock.clock import Clock, SystemClock, datetime_to_us, us_to_datetime
 from penstock.errors import BusClosed, GapFound, InvalidEvent, UnknownTopic, UsageError
 from penstock.events import Event
 from penstock.offsets import Gap
-from penstock.rows import Partition, Scheduled, Staged
+from penstock.rows import Scheduled, Staged
 from penstock.runtime.entrances import partition_of
 from penstock.settings import Settings, redact_url, resolve
 
@@ -64,8 +65,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-READ_BYTES = 1 << 20
-READ_EVENTS = 5_000
 SCHEDULED_PAGE_MAX = 1_000
 
 
@@ -759,33 +758,7 @@ class Bus:
     ) -> AsyncIterator[Batch | Gap]:
         """Yield the same as `read`, as columns; holes come as `Gap`."""
         name = topic if isinstance(topic, str) else topic.name
-        info = await self._directory.info(name)
-        count = info.settings.partitions
-        if partition is not None and not 0 <= partition < count:
-            raise UsageError(f"topic {name!r} has the partitions 0 to {count - 1}, not {partition}")
-        if partition is None and count > 1 and (isinstance(start, int) or stop is not None):
-            raise UsageError(f"topic {name!r} has {count} partitions: say which `partition` the offset is of")
         with self._directory.forgotten_if_deleted(name):
-            for index in range(count) if partition is None else [partition]:
-                async for item in self._read_partition(Partition(info.log_id, index), start, stop):
-                    yield item
-
-    async def _read_partition(
-        self, partition: Partition, start: int | datetime | None, stop: int | None
-    ) -> AsyncIterator[Batch | Gap]:
-        backend = await self._opened()
-        bounds = await backend.bounds(partition)
-        if isinstance(start, datetime):
-            offset = await backend.find_time(partition, datetime_to_us(start))
-        else:
-            offset = bounds.start if start is None else start
-        end = bounds.stop if stop is None else min(stop, bounds.stop)
-        while True:
-            wanted = min(end - offset, READ_EVENTS)
-            if wanted <= 0 and offset <= bounds.stop:
-                return
-            # Beyond the end the store is still asked: it says what is wrong with the offset.
-            items = await backend.read(partition, offset, bytes_max=READ_BYTES, events_max=max(wanted, 1))
-            for item in items:
+            info = await self._directory.info(name)
+            async for item in read_topic(await self._opened(), info, partition, start, stop):
                 yield item
-                offset = item.range.stop

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-from penstock.bus.consumer import Delivery
+from penstock.bus.delivered import Delivery
 from penstock.errors import UsageError
 from penstock.events import check_name
 

@@ -20,7 +20,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.bus.consumer import Acks
+from penstock.bus.delivered import Acks
 from penstock.bus.intake import Intake
 from penstock.bus.verdicts import Reject, RetryLater
 from penstock.bus.workers import Workers
@@ -32,7 +32,8 @@ from penstock.runtime.member import BREATH_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from penstock.bus.consumer import Consumer, Delivery
+    from penstock.bus.consumer import Consumer
+    from penstock.bus.delivered import Delivery
     from penstock.bus.handlers import Handler, Subscriber
     from penstock.bus.middleware import Middleware
     from penstock.clock import Clock

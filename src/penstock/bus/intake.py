@@ -11,7 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.bus.consumer import Consumer, Delivery
+    from penstock.bus.consumer import Consumer
+    from penstock.bus.delivered import Delivery
 
 
 class Intake:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from penstock.bus.bus import Bus
-from penstock.bus.consumer import BATCH_BYTES_MAX, BATCH_EVENTS_MAX, Consumer, DeliveredBatch, Delivery
+from penstock.bus.consumer import BATCH_BYTES_MAX, BATCH_EVENTS_MAX, Consumer
 from penstock.bus.dead_letters import DEAD, DeadLetters
+from penstock.bus.delivered import DeliveredBatch, Delivery
 from penstock.bus.portal import Facade
 from penstock.bus.publisher import Prepared
 

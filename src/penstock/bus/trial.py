@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from penstock.bus.consumer import Delivery
+from penstock.bus.delivered import Delivery
 from penstock.engine.messages import Ack, Extend, Nack
 from penstock.engine.states import Outcome
 from penstock.errors import UsageError

@@ -8,14 +8,13 @@ value that looks like a new one would be a lie.
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import PenstockError, StoreClosed, TopicDeleted
+from penstock.errors import StoreClosed, TopicDeleted
 from penstock.metrics import Reading, gathered
 from penstock.ports import Measured
 from penstock.runtime import subscriptions
@@ -71,7 +70,7 @@ class Looks:
             seen = [Reading("store_up", 1), *_Look(store, self._clock.time_us()).readings()]
         except StoreClosed:
             raise
-        except (PenstockError, OSError, sqlite3.Error) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and all else is measured
             trouble = f"{type(error).__name__}: {error}"
             if trouble != self._trouble:
                 logger.warning("the store could not be looked at for metrics: %s", trouble)

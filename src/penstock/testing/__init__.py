@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.testing.worlds.watching import Handled as Handled
-    from penstock.testing.worlds.world import DeadLetter as DeadLetter
+    from penstock.testing.worlds.world import DeadEvent as DeadEvent
     from penstock.testing.worlds.world import World as World
     from penstock.testing.worlds.world import harness as harness
 
 _HOMES = {
-    "DeadLetter": "penstock.testing.worlds.world",
+    "DeadEvent": "penstock.testing.worlds.world",
     "Handled": "penstock.testing.worlds.watching",
     "World": "penstock.testing.worlds.world",
     "harness": "penstock.testing.worlds.world",

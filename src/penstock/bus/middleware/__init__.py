@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from penstock.bus.consumer import Delivery
+    from penstock.bus.delivered import Delivery
 
 Proceed: TypeAlias = Callable[[], Awaitable[None]]
 """Runs whatever is inside, and returns when the handler has."""

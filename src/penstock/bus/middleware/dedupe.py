@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from penstock.bus.consumer import Delivery
+    from penstock.bus.delivered import Delivery
     from penstock.bus.middleware import Proceed
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.bus.consumer import Delivery
+    from penstock.bus.delivered import Delivery
     from penstock.bus.middleware import Proceed
 
 

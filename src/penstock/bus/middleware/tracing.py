@@ -31,7 +31,7 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
 
-    from penstock.bus.consumer import Delivery
+    from penstock.bus.delivered import Delivery
     from penstock.bus.middleware import Proceed
     from penstock.bus.topic import Topic
 

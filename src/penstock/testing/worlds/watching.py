@@ -18,7 +18,7 @@ from penstock.testing.worlds.faults import Kind, Point, Spot
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-    from penstock.bus.consumer import Delivery
+    from penstock.bus.delivered import Delivery
     from penstock.bus.handlers import Handler, Subscriber
     from penstock.bus.middleware import Proceed
     from penstock.clock import Clock

@@ -57,7 +57,7 @@ LEASE_SECONDS: Final = 1e9
 DEAD_MAX: Final = 10_000
 
 
-class DeadLetter(NamedTuple):
+class DeadEvent(NamedTuple):
     """An event that no attempt was successful with."""
 
     value: Any
@@ -69,7 +69,7 @@ class DeadLetter(NamedTuple):
     attempts: int
 
     def __repr__(self) -> str:
-        return f"<DeadLetter {self.position} of {self.subscription!r}: {self.error}>"
+        return f"<DeadEvent {self.position} of {self.subscription!r}: {self.error}>"
 
 
 class World:
@@ -139,7 +139,7 @@ class World:
         return sorted(self._watching.counts().items())
 
     @property
-    def dead(self) -> list[DeadLetter]:
+    def dead(self) -> list[DeadEvent]:
         """The dead letters of all subscriptions, by topic, subscription and position; ten thousand at most of each."""
         store = self._medium.store
         found = []
@@ -147,7 +147,7 @@ class World:
             for subscription in store.cursors.subscriptions(info.log_id):
                 wanted = ParkedFilter(log_id=info.log_id, subscription=subscription.name, states=frozenset({"dead"}))
                 found += [
-                    DeadLetter(
+                    DeadEvent(
                         self._value(info.name, row.event),
                         f"{row.error_type}: {row.error_message}".strip(": "),
                         subscription.name,

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from penstock.bus.consumer import Delivery
+from penstock.bus.delivered import Delivery
 from penstock.bus.middleware.dedupe import Dedupe
 from penstock.cli.bench.bus.orders import Order, filled, handled, median_of
 from penstock.cli.bench.bus.sizes import Sizes

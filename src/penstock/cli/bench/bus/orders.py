@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.bus.bus import Bus
-from penstock.bus.consumer import Delivery
+from penstock.bus.delivered import Delivery
 from penstock.bus.middleware import Middleware
 from penstock.bus.topic import Topic
 from penstock.cli.bench.harness import uncollected

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from penstock.batch import Batch
-from penstock.bus.bus import READ_BYTES, READ_EVENTS
+from penstock.bus.reading import READ_BYTES, READ_EVENTS
 from penstock.cli.bench.batch import PAYLOADS
 from penstock.cli.bench.harness import Figure, Timing, compare, sample
 from penstock.cli.bench.log.bare import drop_from_memory, read_files

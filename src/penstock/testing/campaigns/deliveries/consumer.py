@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from penstock.batch import StoredEvent
-    from penstock.bus.consumer import Consumer, DeliveredBatch, Delivery
+    from penstock.bus.consumer import Consumer
+    from penstock.bus.delivered import DeliveredBatch, Delivery
     from penstock.rows import Shard, TopicInfo, Waiting
 
 LOOK_SECONDS: Final = 0.004

@@ -22,7 +22,7 @@ from penstock.testing.campaigns.simulated.witness import SUBSCRIPTION
 from penstock.testing.journal import Outcome
 
 if TYPE_CHECKING:
-    from penstock.bus.consumer import Delivery
+    from penstock.bus.delivered import Delivery
     from penstock.rows import Partition, TopicInfo
     from penstock.runtime.crew import Place
     from penstock.runtime.member import Member
