@@ -28,7 +28,8 @@ SNIPPETS = snippets()
 
 def run(arguments: list[str], directory: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    environment["PYTHONPATH"] = str(ROOT)
+    # The Penstock that is tested here, whichever one is installed.
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     done = subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         cwd=directory,
