@@ -92,6 +92,19 @@ def test_the_settings_page_names_every_setting() -> None:
         assert f"`PENSTOCK_{name.upper().replace('.', '__')}`" in page
 
 
+def test_the_page_of_subscribers_says_what_the_code_does(tmp_path: Path) -> None:
+    from penstock.bus import handlers, handling, runner, watchdog
+    from penstock.settings import DeliverySettings
+
+    page = (ROOT / "docs" / "guide" / "subscribers.md").read_text()
+    assert f"`concurrency={handlers.CONCURRENCY}`, the default" in page
+    assert f"(settings.md), {DeliverySettings().drain_seconds:g} s, or on a second signal" in page
+    assert (handling.SLOW_SECONDS, handling.UPGRADE_SECONDS) == (60, 60), "the page says a minute"
+    assert (runner.LOOK_SECONDS, watchdog.BLOCKED_SECONDS) == (1, 1), "the page says once a second, and one second"
+    (tmp_path / "handlers.py").write_text(BLOCK.findall(page)[1])
+    assert f"```text\n{run(['handlers.py'], tmp_path)}```" in page
+
+
 def test_the_lock_has_only_names_versions_and_hashes() -> None:
     for line in (ROOT / "requirements.lock").read_text().splitlines():
         assert re.fullmatch(
