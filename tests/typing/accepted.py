@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import assert_type
+from typing import Any, assert_type
 
 import penstock
 from penstock import (
@@ -14,13 +15,17 @@ from penstock import (
     Bus,
     DeadGroup,
     DeadLetter,
+    Delivery,
     Event,
     Gap,
     PendingReceipt,
     Position,
     Prepared,
     Receipt,
+    Reject,
     Replayed,
+    Retry,
+    RetryLater,
     ScheduledReceipt,
     StoredEvent,
     SyncBus,
@@ -132,3 +137,24 @@ def synchronous(bus: Bus) -> None:
             for batch in consumer.batches(max_events=10):
                 assert_type(batch, SyncDeliveredBatch)
                 batch.ack(up_to=5)
+
+
+async def subscribed(bus: Bus) -> None:
+    @bus.subscriber(orders, "billing", mode="shared", retry=Retry(max_retries=5), timeout=timedelta(minutes=1))
+    async def bill(order: OrderPlaced, delivery: Delivery[OrderPlaced]) -> None:
+        assert_type(delivery.value, OrderPlaced)
+        await delivery.extend(timedelta(seconds=5))
+        raise RetryLater(timedelta(seconds=5), "not now", counted=False)
+
+    async for delivery in bus.consume(orders, "billing"):
+        # The decorator leaves the function alone.
+        await assert_type(bill(delivery.value, delivery), Coroutine[Any, Any, None])
+
+    @bus.subscriber("both", "shipping", concurrency=4, ack="manual", ignore_others=True, middleware=[])
+    def ship(order: OrderPaid) -> None:
+        raise Reject("never")
+
+    assert_type(ship(OrderPaid("ada")), None)
+    await bus.open()
+    async with bus.lifespan():
+        await bus.run()

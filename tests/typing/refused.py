@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import penstock
-from penstock import Bus, Topic
+from penstock import Bus, RetryLater, Topic
 
 
 @penstock.event("order.placed")
@@ -44,3 +44,19 @@ def synchronous(bus: Bus) -> None:
         sync_bus.consume(orders, "billing", mode="wrong")  # type: ignore[arg-type]
         for delivery in sync_bus.consume(orders, "billing"):
             delivery.attempt = 5  # type: ignore[misc]
+
+
+def subscribed(bus: Bus) -> None:
+    bus.subscriber(orders, "billing", mode="wrong")  # type: ignore[arg-type]
+    bus.subscriber(orders, "billing", ack="never")  # type: ignore[arg-type]
+    bus.subscriber(orders, "billing", concurency=4)  # type: ignore[call-arg]
+    bus.subscriber(orders, "billing", retry=3)  # type: ignore[arg-type]
+    bus.subscriber(orders, "billing", middleware=[print])  # type: ignore[list-item]
+    bus.subscriber(orders)  # type: ignore[call-arg]
+
+    @bus.subscriber(orders, "billing")
+    async def bill(order: OrderPlaced) -> None:
+        await bus.publish(orders, order.customer)  # type: ignore[misc]
+
+    bill(5)  # type: ignore[arg-type, unused-coroutine]
+    RetryLater("soon")  # type: ignore[arg-type]
