@@ -20,7 +20,7 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
-demo: $(STAMP) ## a million events published, delivered and counted, with processes killed on the way; nothing is lost
+demo: $(STAMP) ## an order shop in nine processes, two of which are killed; no order is lost, and Spark counts them
 	@$(BIN)/python tools/preflight.py java
 	@$(BIN)/python -m examples.demo
 

@@ -61,6 +61,12 @@ def run(program: Path, directory: Path) -> str:
     return done.stdout
 
 
+def anchors(page: Path) -> set[str]:
+    """Return what the headings of a page are called in links to them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_an_example_prints_what_it_promises_and_leaves_nothing_behind(program: Path, tmp_path: Path) -> None:
     assert run(program, tmp_path) == expected_output(program)
@@ -91,7 +97,11 @@ def test_the_page_of_examples_lists_each_of_them_and_no_other() -> None:
     assert re.findall(r"^\| \[(\d\d_\w+)\]\(\1\.py\)", page, re.MULTILINE) == [program.stem for program in PROGRAMS]
 
 
-def test_the_links_of_the_page_of_examples_lead_somewhere() -> None:
-    page = (EXAMPLES / "README.md").read_text()
-    for target in re.findall(r"\]\(([^)#]+)", page):
-        assert (EXAMPLES / target).exists(), target
+@pytest.mark.parametrize("page", [EXAMPLES / "README.md", EXAMPLES.parent / "README.md"], ids=["examples", "readme"])
+def test_the_links_of_the_first_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", page.read_text())
+    assert len(links) > 20
+    for link in links:
+        target, _, anchor = link.partition("#")
+        assert (page.parent / target).exists(), link
+        assert not anchor or anchor in anchors(page.parent / target), link
