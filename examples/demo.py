@@ -46,9 +46,11 @@ PATIENCE_SECONDS = 120.0
 
 def produce(url: str, directory: str, numbers: range, poison: int) -> None:
     """Place orders at a steady pace, and note each one that was acknowledged."""
+    begun = Journal(Path(directory) / f"begun-{os.getpid()}.journal")
     journal = Journal(Path(directory) / f"placed-{os.getpid()}.journal")
 
     async def place(bus: Bus, number: int) -> None:
+        begun.write(number)
         order = some_order(number)
         if number == poison:
             order = OrderPlaced(order.number, order.customer, UNHEARD_OF, order.placed_at)
@@ -146,8 +148,9 @@ class Shop:
             self.killed.append(f"{what}, process {process.pid}")
         say(f"\n  SIGKILL to {' and to '.join(self.killed)}")
         # What the producer had under way is unknown, and left alone here: another one goes on behind it.
-        acknowledged = [number for number in self.placed() if number in numbers]
-        self.produce(range(max(acknowledged, default=numbers.start) + 200, numbers.stop))
+        begun = (int(words[0]) for words in lines_of(self.directory, "begun"))
+        last = max((number for number in begun if number in numbers), default=numbers.start - 1)
+        self.produce(range(last + 1, numbers.stop))
         del self.services[consumer]
         self.serve("inventory")
 

@@ -686,6 +686,27 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_its_event_tried_ag
     assert world.outcomes("s", topic=placed)["acked"] == [1, 2]
 
 
+async def test_a_short_time_ends_when_it_is_over_whenever_its_handler_began(world: World) -> None:
+    bus = world.bus(placed)
+    took: list[float] = []
+
+    @bus.subscriber(placed, "s", timeout=0.2, retry=Retry(max_retries=0))
+    async def handle(order: Placed) -> None:
+        start = world.clock.monotonic()
+        try:
+            await world.clock.pause(60)
+        finally:
+            took.append(world.clock.monotonic() - start)
+
+    await began(world, bus)
+    for number in range(5):
+        await world.run(0.37)
+        await bus.publish(placed, Placed("a", number))
+        await world.run(1)
+    assert len(took) == 5
+    assert all(0.2 <= each <= 0.22 for each in took), took
+
+
 async def test_extend_gives_a_handler_more_time(world: World) -> None:
     bus = world.bus(placed)
     ends: list[float] = []

@@ -78,11 +78,19 @@ class Handling:
     """A subscriber at work, from `start` to `stop`."""
 
     def __init__(
-        self, subscriber: Subscriber, consumer: Consumer[Any], clock: Clock, middleware: tuple[Middleware, ...]
+        self,
+        subscriber: Subscriber,
+        consumer: Consumer[Any],
+        clock: Clock,
+        middleware: tuple[Middleware, ...],
+        *,
+        expect: Callable[[float], None],
     ) -> None:
         self.subscriber = subscriber
         self.consumer = consumer
         self._clock = clock
+        self._expect = expect
+        """Is told when the time of a handler ends, for whoever looks at times."""
         self._middleware = (*middleware, *subscriber.middleware)
         self._handlers = subscriber.by_type()
         self._topic = subscriber.topic
@@ -255,8 +263,9 @@ class Handling:
         worker.handler, worker.delivery, worker.overdue = handler, delivery, False
         seconds = delivery._timeout_seconds
         worker.deadline = None if seconds is None else now + seconds
-        if seconds is not None:
+        if worker.deadline is not None:
             delivery._keeper = partial(self._extend, worker)
+            self._expect(worker.deadline)
 
     def _extend(self, worker: Worker, by: float) -> None:
         worker.deadline = self._clock.monotonic() + by

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
-"""How often it is looked whether handlers are slow …"""
+"""How often it is looked whether handlers are slow, or do not end …"""
 LOOK_SECONDS_MIN: Final = 0.01
-"""… and how often at most, where some have a timeout."""
+"""… and how often at most, where some have a timeout: a handler is cancelled so late at most."""
 
 
 class Runner:
@@ -46,8 +46,11 @@ class Runner:
             subscriber.check()
         self._clock = clock
         self.handlings = [
-            Handling(subscriber, consumer_of(subscriber), clock, middleware) for subscriber in subscribers
+            Handling(subscriber, consumer_of(subscriber), clock, middleware, expect=self._expect)
+            for subscriber in subscribers
         ]
+        self._look_at = 0.0
+        self._sooner = asyncio.Event()
         own = (each for subscriber in subscribers for each in subscriber.middleware)
         self._middleware = list({id(each): each for each in (*middleware, *own)}.values())
         self.watchdog = Watchdog(self._handlers)
@@ -74,8 +77,28 @@ class Runner:
         while True:
             now = self._clock.monotonic()
             overdue = [at for handling in self.handlings if (at := handling.look_at_times(now)) is not None]
-            wait = min([LOOK_SECONDS, *(at - now for at in overdue)])
-            await self._clock.pause(max(wait, LOOK_SECONDS_MIN))
+            self._look_at = min([now + LOOK_SECONDS, *overdue])
+            await self._clock.pause(LOOK_SECONDS_MIN)
+            await self._wait_until_look()
+
+    async def _wait_until_look(self) -> None:
+        """Wait for the next look, or until a handler begins whose time ends before."""
+        left = self._look_at - self._clock.monotonic()
+        if left <= 0:
+            return
+        self._sooner.clear()
+        waits = [asyncio.ensure_future(self._clock.pause(left)), asyncio.ensure_future(self._sooner.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _expect(self, deadline: float) -> None:
+        """Note that the time of a handler ends then."""
+        if deadline < self._look_at:
+            self._look_at = deadline
+            self._sooner.set()
 
     async def failed(self) -> None:
         """Return never, but raise what ends one of the subscribers."""
