@@ -49,6 +49,7 @@ class Retry(NamedTuple):
     delay: float | timedelta = 1.0
     """Before the first retry; doubled for each further one."""
     max_delay: float | timedelta = 60.0
+    """No delay is longer; unless it is given, not less than the first one."""
     jitter: float = 0.1
     """Each delay is shortened at random by up to this share."""
 
@@ -65,10 +66,11 @@ def policy_changes(**options: Any) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     retry = options.pop("retry", None)
     if retry is not None:
+        first, longest = seconds(retry.delay, "the delay of a retry"), seconds(retry.max_delay, "the longest delay")
         changes |= {
             "max_retries": retry.max_retries,
-            "backoff_seconds": seconds(retry.delay, "the delay of a retry"),
-            "backoff_seconds_max": seconds(retry.max_delay, "the longest delay of a retry"),
+            "backoff_seconds": first,
+            "backoff_seconds_max": max(first, longest) if retry.max_delay == Retry().max_delay else longest,
             "jitter": retry.jitter,
         }
     checkpoint = options.pop("checkpoint", None)
