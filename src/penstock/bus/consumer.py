@@ -129,6 +129,7 @@ class Consumer(Generic[T]):
         return self._deliveries()
 
     async def _deliveries(self) -> AsyncIterator[Delivery[T]]:
+        await self._joined()  # whoever begins with a closed one is told
         while await self._prefetched():
             delivery = self._taken()
             if delivery is not None:
