@@ -353,8 +353,10 @@ class PartitionFault(msgspec.Struct, frozen=True, kw_only=True):
 
     topic: str
     partition: int
+    kind: str
+    """In a word: `poisoned` by a sync that failed, or `damaged`."""
     fault: str
-    """In words, with what to do."""
+    """In a sentence, with what to do."""
 
 
 class StoreState(msgspec.Struct, frozen=True, kw_only=True):

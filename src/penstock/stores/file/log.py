@@ -269,7 +269,14 @@ class FileLog:
                 if tail is None or (tail.boot_id, tail.log_id) != (self._platform.boot_id, bytes.fromhex(topic.log_id)):
                     continue
                 if tail.state in FAULTS:
-                    found.append(PartitionFault(topic=topic.name, partition=partition.number, fault=FAULTS[tail.state]))
+                    found.append(
+                        PartitionFault(
+                            topic=topic.name,
+                            partition=partition.number,
+                            kind=tail.state.name.lower(),
+                            fault=FAULTS[tail.state],
+                        )
+                    )
         return found
 
     # --- events ---------------------------------------------------------------------------------

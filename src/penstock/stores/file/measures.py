@@ -1,41 +1,25 @@
-"""What the file store tells of its medium: how long syncs take, how much room is left, which partitions are ill.
-
-Looking costs one small read for each partition, and takes no lock.
-"""
+"""What the file store tells of its medium, as metrics: how long syncs take, how much room is left, what is ill."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.metrics import Reading
-from penstock.stores.file.tail import State
+from penstock.stores.file.log import FAULTS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from penstock.rows import StoreState
     from penstock.stores.file.log import FileLog
-    from penstock.stores.file.platform import Platform
-
-ILL: Final = {State.DAMAGED: "damaged", State.POISONED: "poisoned"}
 
 
-def measure(marker: Path, platform: Platform, log: FileLog) -> list[Reading]:
-    """Return the readings of a store; `marker` is any file of it."""
-    descriptor = platform.disk.open(marker, write=False)
-    try:
-        free, size = platform.disk.free(descriptor)
-    finally:
-        platform.disk.close(descriptor)
-    ill: Counter[str] = Counter(dict.fromkeys(ILL.values(), 0))
-    for entry in log.topic_directory.entries():
-        for number in range(entry.topic.settings.partitions):
-            tail = log.tails.read(entry.slot + number)
-            if tail is not None and tail.state in ILL:
-                ill[ILL[tail.state]] += 1
+def measure(state: StoreState, log: FileLog) -> list[Reading]:
+    """Return the readings of a store that does like this."""
+    ill = Counter({kind.name.lower(): 0 for kind in FAULTS})
+    ill.update(fault.kind for fault in state.faults)
     return [
-        Reading("disk_free_bytes", free),
-        Reading("disk_size_bytes", size),
+        Reading("disk_free_bytes", state.free_bytes),
+        Reading("disk_size_bytes", state.total_bytes),
         Reading("fsync_duration_seconds", log.sync_times.read()),
-        *(Reading("store_damaged_partitions", count, (reason,)) for reason, count in ill.items()),
+        *(Reading("store_damaged_partitions", count, (kind,)) for kind, count in sorted(ill.items())),
     ]

@@ -155,8 +155,7 @@ class FileStore:
 
     def readings(self) -> list[Reading]:
         """See `Measured`."""
-        self.check_open()
-        return measure(self._root / MARKER_FILE, self._platform, self.log)
+        return measure(self.inspect(), self.log)
 
     def inspect(self) -> StoreState:
         """See `Inspectable`."""
