@@ -956,6 +956,25 @@ async def test_run_ends_with_the_error_of_a_subscriber_that_can_go_on_no_more(wo
         running.result()
 
 
+async def test_a_subscriber_that_can_go_on_no_more_says_so_once_and_the_others_go_on(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus, seen = world.bus(placed, raw), Seen()
+    bus.subscriber(placed, "s")(Seen().take)
+    bus.subscriber(raw, "t")(seen.take)
+    await began(world, bus)
+    world.store.whole.log.delete_topic(world.info(placed).log_id)
+    await world.run(30)
+    await bus.publish(raw, b"x")
+    await world.run(5)
+    assert seen.values == [b"x"]
+    told = [each for each in caplog.records if "can go on no more" in each.getMessage()]
+    assert len(told) == 1
+    runner = bus._subscribers.runner
+    assert runner is not None
+    assert [len(handling.workers) for handling in runner.handlings] == [0, 2]
+
+
 async def test_what_a_lost_shard_has_begun_is_handled_by_its_new_owner_and_nobody_minds(world: World) -> None:
     bus, seen = world.bus(placed, lease_seconds=5), Seen()
 

@@ -162,7 +162,9 @@ class Handling:
         self.workers.discard(worker)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.failed.done():
+            logger.error("%s can go on no more: %s", self, error)
             self.failed.set_exception(error)
+            self.failed.exception()  # whoever waits for it is told; if nobody does, the log has been
 
     # --- taking -------------------------------------------------------------------------------
 
@@ -200,12 +202,15 @@ class Handling:
                     self._idle.remove(idle)
             return True
         self._asking = True
+        more = False
         try:
             self._acks.tell()  # what they free may be the next to do
-            return await self.consumer._prefetched(singly=False)
+            more = await self.consumer._prefetched(singly=False)
         finally:
             self._asking = False
-            self._wake()  # whoever is woken asks, should this one have taken the last
+            if more:
+                self._wake()  # whoever is woken asks, should this one have taken the last
+        return more
 
     def _tend_soon(self) -> None:
         self._tending = True
