@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from penstock.errors import ProducerRefused, SinkConflict
+from penstock.errors import ProducerRefused, SinkConflict, TopicMismatch
 from penstock.events import Event
 from penstock.offsets import Range, RangeSet
 
@@ -81,6 +81,14 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     def partitions(self) -> list[Partition]:
         """Its partitions, in order."""
         return [Partition(self.log_id, number) for number in range(self.settings.partitions)]
+
+    def mismatch(self, wanted: TopicSettings) -> TopicMismatch:
+        """Return why it is not the topic that somebody wants."""
+        ours, theirs = (msgspec.structs.asdict(settings.fixed) for settings in (self.settings, wanted))
+        differing = [f"{name} {ours[name]!r}, not {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
+        return TopicMismatch(
+            f"topic {self.name!r} exists with {' and '.join(differing)}: declare it as it is, or choose another name"
+        )
 
 
 class Appended(NamedTuple):

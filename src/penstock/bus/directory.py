@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.bus.topic import Topic
-from penstock.errors import TopicDeleted, TopicMismatch, UnknownTopic
+from penstock.errors import TopicDeleted, UnknownTopic
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -90,6 +90,6 @@ class TopicDirectory:
         known, fitted = self._fitting.get(topic.name, (None, None))
         if known is not topic or fitted is not info:  # compared once, and not at every publish
             if info.settings.fixed != topic.settings.fixed:
-                raise TopicMismatch(f"topic {topic.name!r} exists with {info.settings}, not with {topic.settings}")
+                raise info.mismatch(topic.settings)
             self._fitting[topic.name] = topic, info
         return topic

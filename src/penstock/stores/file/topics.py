@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.deduplication import ProducerTable
-from penstock.errors import StoreFull, TopicDeleted, TopicMismatch, UsageError
+from penstock.errors import StoreFull, TopicDeleted, UsageError
 from penstock.rows import TopicInfo
 from penstock.stores.file.block import Blank, Broken
 from penstock.stores.file.files import PartitionFiles, replace_file
@@ -142,7 +142,7 @@ class Topics:
     def _agreed(self, entry: Entry, settings: TopicSettings) -> TopicInfo:
         info = entry.topic
         if info.settings.fixed != settings.fixed:
-            raise TopicMismatch(f"topic {info.name!r} exists with {info.settings}, not with {settings}")
+            raise info.mismatch(settings)
         if info.settings != settings:
             info = msgspec.structs.replace(info, settings=settings)
             self._write(Entry(topic=info, slot=entry.slot))

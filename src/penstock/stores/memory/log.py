@@ -16,7 +16,6 @@ from penstock.errors import (
     BeyondEnd,
     StoreFull,
     TopicDeleted,
-    TopicMismatch,
     Trimmed,
     TrimRefused,
     UsageError,
@@ -80,7 +79,7 @@ class MemoryLog:
             for info in self._state.topics.values():
                 if info.name == name:
                     if info.settings.fixed != settings.fixed:
-                        raise TopicMismatch(f"topic {name!r} exists with {info.settings}, not with {settings}")
+                        raise info.mismatch(settings)
                     self._state.topics[info.log_id] = msgspec.structs.replace(info, settings=settings)
                     return self._state.topics[info.log_id]
             if settings.partitions < 1:
