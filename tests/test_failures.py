@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.failures import FRAMES_MAX, LED_TO, TRACE_BYTES_MAX, fingerprint, trace_of
+from penstock.failures import FRAMES_MAX, LED_TO, REASON_CHARACTERS_MAX, TRACE_BYTES_MAX, bounded, fingerprint, trace_of
 
 SECRET = "card 4111-1111"
 
@@ -180,3 +180,16 @@ def test_the_depth_of_a_recursion_does_not_matter() -> None:
 def test_fingerprints_are_the_same_for_ever() -> None:
     assert fingerprint("KeyError", "no order 'a-7'") == "cb29b13e496d912f"
     assert fingerprint("KeyError", "", a_trace(("/srv/shop/a.py", 7, "f"), ("b.py", 8, "g"))) == "70c3859832e6b124"
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_a_reason_has_an_end_and_one_that_cannot_be_said_is_no_failure_of_its_own() -> None:
+    assert bounded(ValueError("short")) == "short"
+    assert bounded("short") == "short"
+    long = bounded(ValueError("x" * 1_000_000))
+    assert (len(long), long[-1]) == (REASON_CHARACTERS_MAX, "…")
+    assert bounded(Unspeakable()) == "it cannot say what it is: RuntimeError"

@@ -5,6 +5,8 @@ What this module promises:
 * `trace_of` returns at most `TRACE_BYTES_MAX` bytes, whatever was raised: of a long traceback the innermost frames are
   kept. It holds files, lines, functions and source code, and the names of exceptions. It never holds the value of a
   variable nor the message of an exception, since either may quote a payload.
+* `bounded` returns at most `REASON_CHARACTERS_MAX` characters of what an exception says of itself, and something for one
+  that cannot say it.
 * `fingerprint` is a pure function. Failures with the same cause have the same one, on every machine and in every
   release, though ids, numbers and line numbers differ. What has a traceback is known by the functions that it went
   through; what has none, by the words of its message.
@@ -21,6 +23,7 @@ import xxhash
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+REASON_CHARACTERS_MAX = 4_096
 TRACE_BYTES_MAX = 8 << 10
 CAUSES_MAX = 4
 """Of a longer chain of exceptions the one that was caught and the first causes are kept."""
@@ -43,6 +46,15 @@ _VARIABLE = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+
+
+def bounded(reason: str | BaseException) -> str:
+    """Return a reason as text that is no longer than it may be."""
+    try:
+        text = str(reason)
+    except Exception as error:  # noqa: BLE001 - the class of an application may do anything
+        text = f"it cannot say what it is: {type(error).__name__}"
+    return text if len(text) <= REASON_CHARACTERS_MAX else f"{text[: REASON_CHARACTERS_MAX - 1]}…"
 
 
 def trace_of(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from penstock.clock import seconds
 from penstock.engine.messages import Ack, Extend, Failure, GiveBack, Nack, Started
 from penstock.engine.states import Outcome
 from penstock.errors import StaleDelivery, UsageError
-from penstock.failures import trace_of
+from penstock.failures import bounded, trace_of
 from penstock.inbox import Once
 from penstock.offsets import Position, Range
 
@@ -90,8 +90,8 @@ def _failure(reason: str | BaseException | Failure) -> Failure:
     if isinstance(reason, Failure):
         return reason
     if isinstance(reason, BaseException):
-        return Failure(type(reason).__name__, str(reason), trace_of(reason))
-    return Failure("", reason)
+        return Failure(type(reason).__name__, bounded(reason), trace_of(reason))
+    return Failure("", bounded(reason))
 
 
 class Delivery(_Hand, Generic[T]):

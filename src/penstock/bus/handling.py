@@ -27,6 +27,7 @@ from penstock.bus.workers import Workers
 from penstock.engine.messages import Failure
 from penstock.engine.work import TIMED_OUT
 from penstock.errors import DecodeError, FutureVersion, StaleDelivery, UsageError
+from penstock.failures import bounded
 from penstock.runtime.member import BREATH_SECONDS
 
 if TYPE_CHECKING:
@@ -322,7 +323,9 @@ class Handling:
             case Reject():
                 delivery._fail(error, retry=False)
             case RetryLater():
-                delivery._fail(error, delay=error.delay_seconds, counted=error.counted)
+                # Where it was raised says nothing, and to find out costs more than the rest.
+                failure = Failure(type(error).__name__, bounded(error))
+                delivery._fail(failure, delay=error.delay_seconds, counted=error.counted)
             case FutureVersion():
                 logger.error("%s at %s: %s; its lane waits for an upgrade", self, delivery.position, error)
                 delivery._fail(error, delay=UPGRADE_SECONDS, counted=False)
