@@ -5,8 +5,8 @@ What this module promises:
 * `trace_of` returns at most `TRACE_BYTES_MAX` bytes, whatever was raised: of a long traceback the innermost frames are
   kept. It holds files, lines, functions and source code, and the names of exceptions. It never holds the value of a
   variable nor the message of an exception, since either may quote a payload.
-* `bounded` returns at most `REASON_CHARACTERS_MAX` characters of what an exception says of itself, and something for one
-  that cannot say it.
+* `bounded` returns at most `REASON_CHARACTERS_MAX` characters of what an exception says of itself, and something for
+  one that cannot say it.
 * `fingerprint` is a pure function. Failures with the same cause have the same one, on every machine and in every
   release, though ids, numbers and line numbers differ. What has a traceback is known by the functions that it went
   through; what has none, by the words of its message.
