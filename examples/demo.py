@@ -36,7 +36,7 @@ from penstock.stores.file.verify import verify
 PRODUCERS = 4
 SERVICES = ("billing", "mail", "mail", "inventory", "inventory")
 SUBSCRIPTIONS = ("billing", "mail", "inventory")
-ORDERS_A_SECOND = 750
+ORDERS_A_SECOND = 400
 """That each producer places: fast enough to keep everybody busy, slow enough for latencies to mean something."""
 PATIENCE_SECONDS = 120.0
 
@@ -263,4 +263,4 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 30_000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 16_000)

@@ -63,9 +63,7 @@ async def talking(order: bytes, delivery: Delivery) -> None:
     await delivery.nack(delay=3)
     await delivery.reject("never")
     await delivery.ack()
-    delivery.discard()
-    delivery.give_back()
-    tell("said", said=delivery.said, stale=delivery.stale, lane=delivery.lane.decode(), paused=delivery.paused)
+    tell("said", said=delivery.said, stale=delivery.stale)
 
 
 @bus.subscriber(orders, "publishing")
@@ -189,9 +187,9 @@ def test_whatever_is_said_of_the_delivery_is_inert_and_says_so(shop: int, tmp_pa
     assert (done.returncode, done.stdout) == (0, "done: it would be acknowledged\n")
     notices = [line for line in done.stderr.splitlines() if line.startswith("this is a trial: ")]
     words = [notice.split(": ")[1].split()[0] for notice in notices]
-    assert words == ["once", "once", "extend", "nack", "reject", "ack", "discard", "nobody"]
+    assert words == ["once", "once", "extend", "nack", "reject", "ack"]
     [fact] = told(tmp_path, "said")
-    assert (fact["said"], fact["stale"], fact["lane"], fact["paused"]) == (True, False, "ada", False)
+    assert (fact["said"], fact["stale"]) == (True, False)
     assert state() == before
 
 

@@ -109,14 +109,12 @@ class _Application:
         self._zygote = zygote
         self._bus = bus
 
-    def _ask(self, program: Callable[..., None], kind: Any, **arguments: Any) -> Any:
-        import msgspec
-
-        from penstock.testing.worlds.trials import Answer
+    def _ask(self, program: Callable[..., None], decode: Callable[[bytes], Any], **arguments: Any) -> Any:
+        from penstock.testing.worlds.trials import ANSWER
 
         child = self._zygote.start(program, **arguments)
         try:
-            answer = msgspec.msgpack.decode(child.hear(), type=Answer)
+            answer = ANSWER.decode(child.hear())
         except EOFError:
             raise PenstockError(f"the process that runs {self._bus} has ended by itself: stderr may say why") from None
         finally:
@@ -126,13 +124,13 @@ class _Application:
             raise UsageError(answer.usage)
         if answer.trace:
             raise PenstockError(f"the code of {self._bus} has raised: {answer.trace}")
-        return msgspec.msgpack.decode(answer.value, type=kind)
+        return decode(answer.value)
 
     def described(self) -> list[Declared]:
         """Return its handlers."""
         from penstock.testing.worlds import trials
 
-        found: list[Declared] = self._ask(trials.describe, list[trials.Declared], bus=self._bus)
+        found: list[Declared] = self._ask(trials.describe, trials.DECLARED.decode, bus=self._bus)
         return found
 
     def gathered(self, inputs: list[Input], sample: str, most: int) -> list[Given]:
@@ -143,7 +141,7 @@ class _Application:
 
         encoded = msgspec.msgpack.encode(inputs)
         found: list[Given] = self._ask(
-            trials.gather, list[trials.Given], bus=self._bus, inputs=encoded, sample=sample, most=most
+            trials.gather, trials.GIVEN.decode, bus=self._bus, inputs=encoded, sample=sample, most=most
         )
         return found
 
@@ -152,7 +150,6 @@ class _Application:
         import msgspec
 
         from penstock.testing.worlds import trials
-        from penstock.testing.worlds.effects import Effects
 
         def run(faults: list[Fault] | int, without: Collection[Subject], /) -> Effects:
             told = msgspec.structs.replace(wanted, without=list(without))
@@ -160,7 +157,7 @@ class _Application:
                 told = msgspec.structs.replace(told, seed=faults, faults=None)
             else:
                 told = msgspec.structs.replace(told, faults=faults)
-            found: Effects = self._ask(trials.run, Effects, wanted=msgspec.msgpack.encode(told))
+            found: Effects = self._ask(trials.run, trials.EFFECTS.decode, wanted=msgspec.msgpack.encode(told))
             return found
 
         return run

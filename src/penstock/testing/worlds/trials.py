@@ -94,6 +94,14 @@ class Answer(msgspec.Struct, frozen=True):
     """Its own code has raised."""
 
 
+ANSWER: Final = msgspec.msgpack.Decoder(Answer)
+DECLARED: Final = msgspec.msgpack.Decoder(list[Declared])
+GIVEN: Final = msgspec.msgpack.Decoder(list[Given])
+EFFECTS: Final = msgspec.msgpack.Decoder(Effects)
+INPUTS: Final = msgspec.msgpack.Decoder(list[Input])
+WANTED: Final = msgspec.msgpack.Decoder(Wanted)
+
+
 def _answered(connection: Connection[Any, Any], work: Callable[[], Any]) -> None:
     """Do something with an application's own code, and answer."""
     os.dup2(2, 1)
@@ -159,7 +167,7 @@ def _described(bus: Bus) -> list[Declared]:
 
 def gather(connection: Connection[Any, Any], bus: str, inputs: bytes, sample: str, most: int) -> None:
     """Answer events that can be published: a list of `Given`."""
-    given = msgspec.msgpack.decode(inputs, type=list[Input])
+    given = INPUTS.decode(inputs)
     _answered(connection, lambda: _gathered(bus_named(bus), given, sample, most))
 
 
@@ -237,7 +245,7 @@ def _sampled(value: Any, topics: dict[str, Topic[Any]], number: int) -> Given:
 
 def run(connection: Connection[Any, Any], wanted: bytes) -> None:
     """Answer what the handlers of an application do with some events: `Effects`."""
-    told = msgspec.msgpack.decode(wanted, type=Wanted)
+    told = WANTED.decode(wanted)
     _answered(connection, lambda: asyncio.run(run_here(told)))
 
 

@@ -346,7 +346,7 @@ def commit_without_a_fence() -> AbstractContextManager[None]:
 
 def lapsed_lease_not_noticed() -> AbstractContextManager[None]:
     """Hand over after a long sleep without a look at the clock."""
-    return changed(Presence, lapsed=property(lambda self: self._lease is None))
+    return changed(Presence, lapsed_at=lambda self, _now: self._lease is None)
 
 
 def nobody_takes_over() -> AbstractContextManager[None]:
