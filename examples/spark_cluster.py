@@ -179,10 +179,10 @@ def main() -> int:
         if given.run:
             environment = {**os.environ, "SPARK_MASTER": cluster.url}
             return subprocess.run([sys.executable, *given.run], env=environment, check=False).returncode  # noqa: S603
-        print(cluster.url, flush=True)
-        pids = ", ".join(map(str, cluster.pids))
-        print(f"the master and {given.workers} workers run (processes {pids}); Ctrl-C stops them", file=sys.stderr)
         try:
+            print(cluster.url, flush=True)
+            pids = ", ".join(map(str, cluster.pids))
+            print(f"the master and {given.workers} workers run (processes {pids}); Ctrl-C stops them", file=sys.stderr)
             signal.pause()
         except KeyboardInterrupt:
             print("stopping", file=sys.stderr)

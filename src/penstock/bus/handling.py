@@ -244,7 +244,7 @@ class Handling:
         self._begin(worker, handler, delivery)
         try:
             if self._middleware:
-                await self._around(0, handler, delivery)
+                await self._middleware[0](delivery, partial(self._around, 1, handler, delivery))
             elif (result := await self._called(handler, delivery)) is not None:
                 self._surprise(handler, result)
         except (KeyboardInterrupt, GeneratorExit):

@@ -14,7 +14,7 @@ class Sizes:
     keys: int = 5_000
     batch_events: int = 5_000
     """Of the log that they take them from."""
-    once_events: int = 500
+    once_events: int = 3_000
     """Each of which is a transaction of its own, and synced."""
     sent_events: int = 150_000
     peer_events: int = 20_000
