@@ -329,6 +329,14 @@ async def test_two_that_write_by_turns_know_all_marks_of_each_other(tmp_path: Pa
             assert await known(each, *range(400)) == list(range(400))
 
 
+async def test_many_that_open_a_new_file_at_once_all_do(tmp_path: Path) -> None:
+    for number in range(60):
+        several = [Dedupe(tmp_path / f"{number}.db") for _ in range(2)]
+        await asyncio.gather(*(each.flush() for each in several))
+        for each in several:
+            each.close()
+
+
 async def test_what_nobody_closes_is_written_when_it_is_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "marks.db"
     dedupe = Dedupe(path)

@@ -25,6 +25,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections import deque
 from datetime import timedelta
@@ -266,7 +267,7 @@ class _File:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            _switch_to_wal(connection)
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(_SCHEMA)
         except BaseException:
@@ -390,3 +391,17 @@ class _File:
         self._connection.execute("DELETE FROM penstock_dedupe WHERE number < ?", (min(below, first + ROWS_MAX),))
         if below <= first + ROWS_MAX:
             self._swept_at = self._clock.monotonic()
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """Let the file have a log beside it; SQLite itself does not wait for another one that does the same."""
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(POLL_SECONDS)
+        else:
+            return
