@@ -18,7 +18,7 @@ from tests.shop import Paid, Placed, orders, placed
 import penstock
 from penstock import Bus, Delivery, Event, Reject, Retry, RetryLater, Topic
 from penstock.bus import handling
-from penstock.bus.watchdog import Watchdog
+from penstock.bus.watchdog import TICKS, Watchdog
 from penstock.errors import (
     InvalidName,
     SubscriptionBusy,
@@ -845,9 +845,21 @@ async def test_a_handler_that_blocks_the_event_loop_is_named(caplog: pytest.LogC
 
 
 async def test_a_loop_that_only_waits_is_not_called_blocked(caplog: pytest.LogCaptureFixture) -> None:
-    watchdog = Watchdog(list, blocked_seconds=0.05)
+    loop, looked = asyncio.get_running_loop(), asyncio.Event()
+    looks = 0
+
+    class Counting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 4 * TICKS:  # four times as long as it may be blocked
+                loop.call_soon_threadsafe(looked.set)
+            return super().wait(timeout)
+
+    watchdog = Watchdog(list, blocked_seconds=0.2)
+    watchdog._ended = Counting()
     watchdog.start()
-    await asyncio.sleep(0.3)
+    await looked.wait()
     watchdog.stop()
     assert watchdog.blocked == 0
     assert caplog.records == []
