@@ -18,6 +18,7 @@ from tests.shop import Paid, Placed, orders, placed
 import penstock
 from penstock import Bus, Delivery, Event, Reject, Retry, RetryLater, Topic
 from penstock.bus import handling
+from penstock.bus.middleware.dedupe import Dedupe
 from penstock.bus.watchdog import TICKS, Watchdog
 from penstock.errors import (
     InvalidName,
@@ -31,6 +32,7 @@ from penstock.settings import DeliverySettings, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from penstock.bus.middleware import Proceed
 
@@ -1064,6 +1066,23 @@ async def test_what_middleware_raises_or_swallows_is_the_verdict(world: World) -
     await world.run(2)
     assert seen.values == orders_of("c1", "d1")
     assert world.outcomes("s", topic=placed) == {"dead": [0, 3], "acked": [1, 2]}
+
+
+async def test_middleware_outlives_its_bus_and_goes_on_with_the_next(tmp_path: Path) -> None:
+    handled: list[Placed] = []
+    with Dedupe(tmp_path / "marks.db") as dedupe:
+        for _ in range(2):
+            bus = Bus("memory:", topics=[placed], middleware=[dedupe])
+
+            @bus.subscriber(placed, "s")
+            async def handle(order: Placed) -> None:
+                handled.append(order)
+
+            async with bus:
+                await bus.publish(placed, Placed("a", 1), id="the same")
+                await caught_up(bus, "s")
+    assert handled == [Placed("a", 1)]
+    assert dedupe.duplicates == 1
 
 
 async def test_middleware_sees_that_an_event_cannot_be_decoded(world: World) -> None:

@@ -51,8 +51,6 @@ class Runner:
         ]
         self._look_at = 0.0
         self._sooner = asyncio.Event()
-        own = (each for subscriber in subscribers for each in subscriber.middleware)
-        self._middleware = list({id(each): each for each in (*middleware, *own)}.values())
         self.watchdog = Watchdog(self._handlers)
         self.cancelled = 0
         """How many handlers were ended before they had ended by themselves."""
@@ -120,10 +118,6 @@ class Runner:
             self._keeper = None
         self.cancelled += sum(len(handling.busy) for handling in self.handlings)
         await asyncio.gather(*(handling.stop() for handling in self.handlings))
-        for middleware in self._middleware:
-            close = getattr(middleware, "close", None)
-            if close is not None:
-                await asyncio.to_thread(close)  # it may write what it has, and wait for a disk
 
     async def _drain(self, seconds: float, hurry: asyncio.Event | None) -> None:
         loop = asyncio.get_running_loop()

@@ -11,8 +11,8 @@ the outermost; those of a subscriber come after all of the bus; the handler is t
     bus = Bus("file:./events", middleware=[timed])
 
 What it raises is what the handler raised, for whoever is outside of it: the event is tried again, or rejected. One that
-returns without `proceed` lets the event count as handled. One that has a plain method `close` is closed after the last
-handler has ended, when the bus is.
+returns without `proceed` lets the event count as handled. It belongs to whoever made it: a bus that ends does not close
+it, and the next one may have it.
 """
 
 from __future__ import annotations
