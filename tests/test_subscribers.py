@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 import random
 import threading
@@ -19,6 +20,7 @@ import penstock
 from penstock import Bus, Delivery, Event, Reject, Retry, RetryLater, Topic
 from penstock.bus import handling
 from penstock.bus.middleware.dedupe import Dedupe
+from penstock.bus.subscribers import ConsumeOptions
 from penstock.bus.watchdog import TICKS, Watchdog
 from penstock.errors import (
     InvalidName,
@@ -219,6 +221,13 @@ def test_names_of_subscriptions_and_topics_are_checked_when_they_are_declared() 
         bus.subscriber("row", "s")
     with pytest.raises(UsageError, match="declared twice"):
         bus.subscriber(Topic("raw", bytes), "s")
+
+
+def test_a_subscriber_has_every_option_that_a_consumer_has() -> None:
+    options = inspect.signature(Bus.consume).parameters.values()
+    theirs = {each.name: each.annotation for each in options if each.kind is each.KEYWORD_ONLY}
+    ours = {name: hint.__forward_arg__ for name, hint in ConsumeOptions.__annotations__.items()}
+    assert ours == theirs
 
 
 async def test_a_topic_that_is_subscribed_to_is_declared() -> None:
