@@ -527,6 +527,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
                 "lag",
                 "metrics",
                 "pause",
+                "pipeline",
                 "publish",
                 "read",
                 "repair",

@@ -40,6 +40,7 @@ from penstock.cli import (
     lag,
     metrics,
     pause,
+    pipelines,
     publish,
     read,
     repair,
@@ -96,6 +97,7 @@ app.command()(dump.dump)
 app.command()(doctor.doctor)
 app.command()(chaos.chaos)
 app.add_typer(spark.app, name="spark")
+app.add_typer(pipelines.app, name="pipeline")
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 app.command()(version.version)

@@ -25,8 +25,9 @@ AREAS = {
     "bus": "Typed handlers, effects once, single sends; and a peer.",
     "delivery": "Consumers, one and ten thousand, against the bare log and disk.",
     "log": "The file store against the bare disk, in one process and many.",
-    "shards": "Consumers that share a subscription, in one process and in many.",
-    "spark": "Spark's source and sink against rows from memory and to nowhere.",
+    "pipelines": "Archive, audit, redrive and project against bare Spark.",
+    "shards": "Consumers that share a subscription, in one process and more.",
+    "spark": "Spark's source and sink against rows that are nowhere stored.",
 }
 """Every area, and what it measures."""
 

@@ -1,0 +1,7 @@
+"""`penstock pipeline`: what moves or examines events in bulk, one file for each; `running` has what they share."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(help="Archive, audit, redrive and project events with Spark.", no_args_is_help=True)
