@@ -42,6 +42,10 @@ class Call(NamedTuple):
 
 Steps: TypeAlias = Generator[Execute | Call, int, R]
 
+_BEGIN = Execute("BEGIN")
+_COMMIT = Execute("COMMIT")
+_ROLLBACK = Execute("ROLLBACK")
+
 _PLACEHOLDERS = {
     "qmark": "?",
     "numeric": ":{number}",
@@ -61,43 +65,62 @@ def _rendered(statement: str, style: str) -> tuple[str, tuple[str, ...]]:
     return statement.format(**filled), names
 
 
+class _Kind(NamedTuple):
+    """What all connections of a class have in common."""
+
+    error: type[Exception]
+    waits: bool
+    style: str
+    sqlite: bool
+    quick: bool
+    """Whether the connection itself executes as its cursors would, which is quicker."""
+
+
+_kinds: dict[type, _Kind] = {}
+"""Of the classes that were met so far: to look at one takes longer than to insert a row."""
+
+
 class Driver:
     """A connection, and how its driver wants it to be used; `UsageError` if it is not one."""
 
+    __slots__ = ("_quick", "_style", "connection", "error", "sqlite", "waits")
+
     def __init__(self, connection: Any) -> None:
-        module = _module_of(type(connection))
-        if module is None or not _is_connection(connection):
-            raise _not_a_connection(connection)
+        kind = _kinds.get(type(connection)) or _kind_of(connection)
         self.connection = connection
-        self.error: type[Exception] = module.Error
-        self.waits = not iscoroutinefunction(connection.commit)
-        """Whether calls block, and are not awaited."""
-        self._style: str = module.paramstyle
-        self._sqlite = hasattr(type(connection), "in_transaction")
+        self.error, self.waits, self._style, self.sqlite, self._quick = kind
+        # `waits`: whether calls block, and are not awaited. `sqlite`: whether it is a database of SQLite.
 
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open, an aborted one included."""
-        if self._sqlite:
+        if self.sqlite:
             return bool(self.connection.in_transaction)
         return int(self.connection.info.transaction_status) != 0
 
     @property
     def _commits_by_itself(self) -> bool:
         # Some drivers ignore `commit()` and `rollback()` while they leave transactions to the caller's statements.
-        return self._sqlite or bool(getattr(self.connection, "autocommit", False))
+        return self.sqlite or bool(getattr(self.connection, "autocommit", False))
 
-    def begin(self) -> Steps[None]:
-        """Begin a transaction."""
-        if self._sqlite:
-            # The right to write is taken first: two that have read could not both write afterwards.
-            yield Execute("BEGIN IMMEDIATE")
-        elif self._commits_by_itself:
-            yield Execute("BEGIN")
+    def begin(self, savepoint: Execute) -> Steps[None]:
+        """Begin a transaction, and a savepoint that is all of it.
 
-    def end(self, how: str) -> Steps[None]:
-        """End the transaction that `begin` has begun: `commit` or `rollback`."""
-        yield Execute(how.upper()) if self._commits_by_itself else Call(how)
+        To SQLite a savepoint outside of a transaction is one: it begins with it, and is committed when it is released.
+        """
+        if not self.sqlite and self._commits_by_itself:
+            yield _BEGIN
+        yield savepoint
+
+    def commit(self, release: Execute) -> Steps[None]:
+        """Commit what `begin` has begun."""
+        yield release
+        if not self.sqlite:
+            yield _COMMIT if self._commits_by_itself else Call("commit")
+
+    def roll_back(self) -> Steps[None]:
+        """Undo all that was done since `begin`."""
+        yield _ROLLBACK if self._commits_by_itself else Call("rollback")
 
     def names(self, error: BaseException, what: str) -> bool:
         """Say whether the database refused a statement because of something that it calls by this name."""
@@ -137,6 +160,8 @@ class Driver:
         if isinstance(step, Call):
             getattr(self.connection, step.method)()
             return 0
+        if self._quick:
+            return int(self.connection.execute(*self._arguments(step)).rowcount)
         cursor = self.connection.cursor()
         try:
             cursor.execute(*self._arguments(step))
@@ -168,6 +193,21 @@ class Driver:
                 f"with check_same_thread=False if no two threads use it at a time ({error})"
             )
         return error
+
+
+def _kind_of(connection: Any) -> _Kind:
+    cls = type(connection)
+    module = _module_of(cls)
+    if module is None or not _is_connection(connection):
+        raise _not_a_connection(connection)
+    kind = _kinds[cls] = _Kind(
+        error=module.Error,
+        waits=not iscoroutinefunction(connection.commit),
+        style=module.paramstyle,
+        sqlite=hasattr(cls, "in_transaction"),
+        quick=module.__name__ == "sqlite3" and cls.cursor is module.Connection.cursor,
+    )
+    return kind
 
 
 def _module_of(cls: type) -> Any:

@@ -5,7 +5,7 @@
 * **Both or neither.** The mark is a row in the database that the handler writes to, inserted with its own connection,
   in its own transaction. Whatever kills the process, there is the effect and the mark, or there is neither.
 * **Whose transaction it is.** If the connection is in one, the block is a part of it (a savepoint), and the caller
-  commits. If not, the block begins one (`BEGIN IMMEDIATE` in SQLite), and commits it at its end. If the block raises,
+  commits. If not, the block begins one, and commits it at its end. If the block raises,
   everything in it is undone, the mark included, and nothing else.
 * **Two at the same time.** The second waits for the first, as the database makes it wait, and then sees its mark; or is
   the first itself, if the other was rolled back.
@@ -19,7 +19,8 @@ Every database will do that knows `INSERT … ON CONFLICT DO NOTHING`, such as S
 that `penstock.connections` knows how to use. What the database itself refuses is raised as it is, as from the handler's
 own statements.
 
-The table is made when it is first missing. `SCHEMA` has the statements, for those who make their tables by migrations.
+The table is made when it is first missing. `SCHEMA` and `SQLITE_SCHEMA` have the statements, for those who make their
+tables by migrations; in SQLite either will do.
 """
 
 from __future__ import annotations
@@ -45,7 +46,13 @@ SCHEMA: Final = (
     " marked_at BIGINT NOT NULL, PRIMARY KEY (scope, source, id))",
     "CREATE INDEX IF NOT EXISTS penstock_inbox_marked_at ON penstock_inbox (marked_at)",
 )
-"""What makes the table; for SQLite and PostgreSQL alike. `marked_at` is in microseconds since 1970 UTC."""
+"""What makes the table. `marked_at` is in microseconds since 1970 UTC."""
+
+SQLITE_SCHEMA: Final = (
+    "CREATE TABLE IF NOT EXISTS penstock_inbox (scope TEXT NOT NULL, source TEXT NOT NULL, id TEXT NOT NULL,"
+    " marked_at INTEGER PRIMARY KEY, UNIQUE (scope, source, id))",
+)
+"""What makes it in SQLite, where rows are kept by the time of their mark: one tree fewer to write in every commit."""
 
 TEXT_BYTES_MAX = 512
 """Of a scope, a source or an id, as it stands in the table; an index of PostgreSQL takes no row above 2,704 bytes."""
@@ -55,13 +62,18 @@ FORGOTTEN_MAX = 10_000
 
 _MARK = (
     "INSERT INTO penstock_inbox (scope, source, id, marked_at) VALUES ({scope}, {source}, {id}, {marked_at})"
-    " ON CONFLICT DO NOTHING"
+    " ON CONFLICT (scope, source, id) DO NOTHING"
 )
+_MARK_AT_THE_END = _MARK.replace("{marked_at}", "(SELECT MAX(marked_at) + 1 FROM penstock_inbox)")
+"""Where another mark has this very time: two processes at once, or a clock that was set back."""
 _FORGET = (
     "DELETE FROM penstock_inbox WHERE (scope, source, id) IN (SELECT scope, source, id FROM penstock_inbox"
     " WHERE marked_at < {before} ORDER BY marked_at LIMIT {most})"
 )
 _SAVEPOINT = "penstock_once"
+_SAVE = Execute(f"SAVEPOINT {_SAVEPOINT}")
+_RELEASE = Execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+_GO_BACK = Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
 
 
 # --- blocks -----------------------------------------------------------------------------------
@@ -168,10 +180,11 @@ class _Block(ABC, Generic[R]):
     def _entering(self) -> Steps[R]:
         driver = self._driver
         self._begun = not driver.in_transaction
-        if self._begun:
-            yield from driver.begin()
         try:
-            yield Execute(f"SAVEPOINT {_SAVEPOINT}")
+            if self._begun:
+                yield from driver.begin(_SAVE)
+            else:
+                yield _SAVE
             return (yield from self._work())
         except BaseException as error:
             yield from self._undo(error)
@@ -185,9 +198,10 @@ class _Block(ABC, Generic[R]):
         if not driver.in_transaction:
             raise _ended_within()
         try:
-            yield Execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
             if self._begun:
-                yield from driver.end("commit")
+                yield from driver.commit(_RELEASE)
+            else:
+                yield _RELEASE
         except BaseException as error:
             yield from self._undo(error)
             if driver.names(error, _SAVEPOINT):
@@ -201,10 +215,10 @@ class _Block(ABC, Generic[R]):
             if not driver.in_transaction:
                 return  # some errors make a database roll back by itself
             if self._begun:
-                yield from driver.end("rollback")
+                yield from driver.roll_back()
             else:
-                yield Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
-                yield Execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+                yield _GO_BACK
+                yield _RELEASE
         except driver.error as error:
             failure.add_note(f"the block could not be rolled back ({type(error).__name__}): close the connection")
 
@@ -239,27 +253,40 @@ class Once(_Block[bool]):
         self._clock = clock or SystemClock()
 
     def _work(self) -> Steps[bool]:
-        mark = Execute(_MARK, {**self._mark, "marked_at": self._clock.time_us()})
         try:
-            inserted = yield mark
+            inserted = yield from self._insert()
         except self._driver.error as error:
             if not self._driver.names(error, "penstock_inbox"):
                 raise
-            yield from self._make_table()
-            inserted = yield mark
+            refusal = yield from self._make_table()
+            try:
+                inserted = yield from self._insert()
+            except self._driver.error as still:
+                raise refusal or still from None
         if inserted not in (0, 1):
             raise UsageError(f"{self._kind} does not say how many rows were inserted: rowcount is {inserted}")
         return inserted == 1
 
-    def _make_table(self) -> Steps[None]:
-        yield Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+    def _insert(self) -> Steps[int]:
+        values = {**self._mark, "marked_at": self._clock.time_us()}
         try:
-            for statement in SCHEMA:
+            return (yield Execute(_MARK, values))
+        except self._driver.error as error:
+            if not self._driver.names(error, "penstock_inbox.marked_at"):
+                raise
+        return (yield Execute(_MARK_AT_THE_END, self._mark))
+
+    def _make_table(self) -> Steps[Exception | None]:
+        """Make the table; returns why that was refused, if it was."""
+        yield _GO_BACK
+        try:
+            for statement in SQLITE_SCHEMA if self._driver.sqlite else SCHEMA:
                 yield Execute(statement)
-        except self._driver.error:
-            # In PostgreSQL whoever makes it at the same time, a moment later, is refused. If it is something else, the
-            # next statement says so.
-            yield Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+        except self._driver.error as error:
+            # In PostgreSQL whoever makes it at the same time, a moment later, is refused; but then it is there.
+            yield _GO_BACK
+            return error
+        return None
 
 
 def _fitting(text: str) -> str:
@@ -287,7 +314,7 @@ class _Forgetting(_Block[int]):
         except self._driver.error as error:
             if not self._driver.names(error, "penstock_inbox"):
                 raise
-            yield Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+            yield _GO_BACK
             return 0  # there is no table, and so nothing to forget
 
 
