@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.deliveries import kept, raw
+from xxhash import xxh3_128_digest
 
-from penstock.bus.middleware.dedupe import ROWS_MAX, Dedupe, _Memory
+from penstock.bus.middleware.dedupe import MARK_BYTES, ROWS_MAX, Dedupe, _Memory
 from penstock.clock import VirtualClock
 from penstock.errors import StoreUnavailable, UsageError
 
@@ -230,29 +231,42 @@ async def test_marks_are_kept_for_their_time_and_little_longer(tmp_path: Path, f
 async def test_the_file_does_not_grow_beyond_what_is_kept(tmp_path: Path) -> None:
     clock, path = VirtualClock(), tmp_path / "marks.db"
 
-    def rows() -> int:
+    def stored() -> int:
         with closing(sqlite3.connect(path)) as connection:
-            [count] = connection.execute("SELECT COUNT(*) FROM penstock_dedupe").fetchone()
-            return int(count)
+            [size] = connection.execute("SELECT SUM(LENGTH(mark)) FROM penstock_dedupe").fetchone()
+            return int(size) // MARK_BYTES
 
     with Dedupe(path, keep=3600, most=ROWS_MAX * 10, clock=clock) as dedupe:
         await mark(dedupe, *range(ROWS_MAX + 500))
         await dedupe.flush()
-        assert rows() == ROWS_MAX + 500
+        assert stored() == ROWS_MAX + 500
         clock.advance(3601)
         await mark(dedupe, -1)
         await dedupe.flush()
         await dedupe.flush()  # what is removed at a time is limited, too
-        assert rows() == 1
+        assert stored() == 1
     with Dedupe(path, keep=3600, most=10, clock=clock) as dedupe:
         await mark(dedupe, *range(100))
         clock.advance(61)
         await dedupe.flush()
         await dedupe.flush()
-        assert rows() == 10
+        assert stored() == 10
 
 
 # --- the file ---------------------------------------------------------------------------------
+
+
+async def test_rows_of_single_marks_are_read_however_many_there_are(tmp_path: Path) -> None:
+    path, count = tmp_path / "marks.db", ROWS_MAX * 2 + 10
+    with Dedupe(path) as dedupe:
+        await mark(dedupe, -1)
+    marks = [xxh3_128_digest("\0".join(Fake(number).identity).encode()) for number in range(count)]
+    with closing(sqlite3.connect(path)) as connection, connection:
+        [(at,)] = connection.execute("SELECT marked_at FROM penstock_dedupe").fetchall()
+        rows = [(each, at) for each in marks]
+        connection.executemany("INSERT INTO penstock_dedupe (mark, marked_at) VALUES (?, ?)", rows)
+    with Dedupe(path) as dedupe:
+        assert await known(dedupe, -1, 0, ROWS_MAX, count - 1, count) == [-1, 0, ROWS_MAX, count - 1]
 
 
 async def test_marks_outlive_their_process_once_they_are_written(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ its offsets count from 0.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,9 @@ STORED_SCHEMA: Final = pa.schema(
 )
 """What `Batch.to_arrow()` returns, whichever columns the batch itself has."""
 
+KIND_EVENTS_MIN: Final = 16
+"""Of fewer events it is not looked at whether all are alike."""
+
 NEVER: Final = np.iinfo(np.int64).max
 """The expiry of an event that does not expire."""
 
@@ -66,7 +69,7 @@ class Place(NamedTuple):
 class Batch:
     """Events of one partition with consecutive offsets, or a selection of them."""
 
-    __slots__ = ("_hashes", "_lists", "columns", "place", "rows", "runs", "start")
+    __slots__ = ("_hashes", "_kind", "_lists", "columns", "place", "rows", "runs", "start")
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class Batch:
         self.rows = rows
         self._hashes: dict[int, tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]] = {}
         self._lists: dict[str, list[Any] | None] = {}
+        self._kind: tuple[str, str | None] | Literal[False] | None = None
 
     # --- making one --------------------------------------------------------------------------
 
@@ -354,6 +358,30 @@ class Batch:
         for row in rows:
             yield StoredEvent(self, row)
 
+    @property
+    def kind(self) -> tuple[str, str | None] | None:
+        """The type and content type of its events, if all have the same and none has headers.
+
+        What decodes one of them decodes all; None if they differ, and for so few that finding out is not worth it.
+        """
+        if self._kind is None:
+            self._kind = self._common_kind() or False
+        return self._kind or None
+
+    def _common_kind(self) -> tuple[str, str | None] | None:
+        if self.columns.num_rows < KIND_EVENTS_MIN:
+            return None
+        stated: list[str | None] = []
+        for name in ("headers", "type", "content_type"):
+            column = self.columns.column(name) if name in self.columns.schema.names else None
+            if column is None or column.null_count == len(column):
+                stated.append(None)
+            elif name == "headers" or len(column.unique()) > 1:
+                return None
+            else:
+                stated.append(column[0].as_py())
+        return stated[1] or UNTYPED, stated[2] or (self.place.content_type if self.place else None)
+
     def value(self, name: str, row: int) -> Any:
         """Return one cell as Python sees it; the column is converted once, when first asked for."""
         if name not in self._lists:
@@ -467,6 +495,19 @@ class StoredEvent:
         headers = value("headers", row)
         content_type = value("content_type", row) or (place.content_type if place else None)
         return value("data", row), value("type", row) or UNTYPED, dict(headers) if headers else None, content_type
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Source and id, as CloudEvents tells events apart; one without an id has its position."""
+        value, row, place = self._batch.value, self._row, self._batch.place
+        source = value("source", row) or (place.source if place else None) or ""
+        return source, value("id", row) or str(self.position)
+
+    @property
+    def alike(self) -> tuple[tuple[str, str | None] | None, bytes]:
+        """The kind that it shares with all events of its batch, if it does, and the payload."""
+        batch = self._batch
+        return batch.kind, batch.value("data", self._row)
 
     def to_event(self) -> Event:
         """Return the envelope with everything resolved, independent of the batch."""

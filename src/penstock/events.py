@@ -233,6 +233,16 @@ class EventType(Generic[T]):
             fields = self._upcast(fields, step)
         return codec.convert(fields, self.cls)
 
+    def way(self, version: int, content_type: str | None = None) -> Callable[[bytes], T]:
+        """Return what decodes payloads of one version and content type as `decode` does; to be used for many."""
+        codec, cls = self.codec, self.cls
+        if content_type is not None and content_type != self.content_type:
+            codec = self._codec_for(content_type)
+        if version != self.version:
+            return lambda data: self.decode(data, version, content_type)
+        decode = codec.decode
+        return lambda data: decode(data, cls)
+
     def _codec_for(self, content_type: str) -> Codec:
         if issubclass(self.cls, bytes):
             return self.codec  # Its values are bytes, whatever those are said to be.

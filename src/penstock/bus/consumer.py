@@ -129,9 +129,9 @@ class Consumer(Generic[T]):
         return self._deliveries()
 
     async def _deliveries(self) -> AsyncIterator[Delivery[T]]:
-        await self._joined()  # whoever begins with a closed one is told
+        member = await self._joined()  # whoever begins with a closed one is told
         while await self._prefetched():
-            delivery = self._taken()
+            delivery = self._taken(member.clock.monotonic())
             if delivery is not None:
                 delivery._start()
                 yield delivery
@@ -141,15 +141,12 @@ class Consumer(Generic[T]):
         """Whether something was prefetched that nobody has taken."""
         return bool(self._queue)
 
-    def _taken(self) -> Delivery[T] | None:
+    def _taken(self, now: float) -> Delivery[T] | None:
         """Return the next of those that were prefetched, if there is one that is not somebody else's by now."""
-        while self._queue:
-            delivery = self._queue.popleft()
-            if (
-                not delivery.stale
-                and self._member is not None
-                and self._member.present_at(self._member.clock.monotonic())
-            ):
+        queue, member = self._queue, self._member
+        while queue:
+            delivery = queue.popleft()
+            if delivery._seat.engine is delivery._engine and member is not None and not member.presence.lapsed_at(now):
                 return delivery
         return None
 
@@ -194,25 +191,28 @@ class Consumer(Generic[T]):
             delivery._number = number
             yield delivery
 
-    def _many(self, seat: Seat, handed: Deliver) -> Iterator[Delivery[T]]:
-        """Yield deliveries of one hand, each with its lane."""
-        ordered, partition = not seat.berth, seat.shard.partition
-        for delivery in self._delivered(seat, handed):
-            if ordered:
+    def _many(self, seat: Seat, handed: Deliver) -> list[Delivery[T]]:
+        """Return deliveries of one hand, each with its lane."""
+        found = self._delivered(seat, handed)
+        if not seat.berth:
+            partition = seat.shard.partition
+            for delivery in found:
                 key = delivery.event.key
                 delivery._lane = partition if key is None else key
-            yield delivery
+        return found
 
-    def _delivered(self, seat: Seat, handed: Deliver) -> Iterator[Delivery[T]]:
+    def _delivered(self, seat: Seat, handed: Deliver) -> list[Delivery[T]]:
         engine, topic, number = seat.engine, self._topic, handed.hand
         attempts, replays = handed.attempts, handed.replays
         assert engine is not None
         assert topic is not None
-        for piece in handed.pieces:
-            for event in piece.source.events(piece.rows):
-                attempt = attempts.get(event.offset, 1) if attempts else 1
-                replay = replays.get(event.offset, 0) if replays else 0
-                yield Delivery(seat, engine, number, topic, event, attempt=attempt, replay=replay)
+        events = (event for piece in handed.pieces for event in piece.source.events(piece.rows))
+        if not (attempts or replays):
+            return [Delivery(seat, engine, number, topic, event, 1, 0) for event in events]
+        return [
+            Delivery(seat, engine, number, topic, event, attempts.get(event.offset, 1), replays.get(event.offset, 0))
+            for event in events
+        ]
 
     # --- batches ------------------------------------------------------------------------------
 

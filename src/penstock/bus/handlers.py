@@ -12,7 +12,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
 
 from penstock.bus.delivered import Delivery
 from penstock.errors import UsageError
@@ -39,11 +39,18 @@ class Handler:
     takes: tuple[bool, ...]
     """For each parameter, whether it is the delivery."""
 
-    def arguments(self, value: Any, delivery: Delivery[Any]) -> list[Any]:
+    def arguments(self, value: Any, delivery: Delivery[Any]) -> tuple[Any, ...]:
         """Return what it is called with."""
-        if len(self.takes) == 1:
-            return [delivery] if self.takes[0] else [value]
-        return [delivery if is_delivery else value for is_delivery in self.takes]
+        return _ARGUMENTS[self.takes](value, delivery)
+
+
+_ARGUMENTS: Final[Mapping[tuple[bool, ...], Callable[[Any, Any], tuple[Any, ...]]]] = {
+    (False,): lambda value, _: (value,),
+    (True,): lambda _, delivery: (delivery,),
+    (False, True): lambda value, delivery: (value, delivery),
+    (True, False): lambda value, delivery: (delivery, value),
+}
+"""What each signature is called with."""
 
 
 def handler_of(function: Callable[..., Any], topic: Topic[Any]) -> Handler:

@@ -95,6 +95,10 @@ class Handling:
         self._middleware = (*middleware, *subscriber.middleware)
         self._handlers = subscriber.by_type()
         self._topic = subscriber.topic
+        # Where there is but one, it is that of whatever can be decoded.
+        self._only = None
+        if len(self._handlers) == 1 and not subscriber.ignore_others:
+            [self._only] = self._handlers.values()
         self._threads: Workers | None = None
         if not all(handler.in_loop for handler in subscriber.handlers):
             self._threads = Workers(subscriber.concurrency, f"penstock-{subscriber.name}")
@@ -171,7 +175,8 @@ class Handling:
 
     async def _work(self, worker: Worker) -> None:
         while not self._stopping:
-            delivery = self._intake.take()
+            worker.began = self._clock.monotonic()
+            delivery = self._intake.take(worker.began)
             if delivery is None and not await self._wait():
                 return
             while delivery is not None:
@@ -179,6 +184,8 @@ class Handling:
                     self._tend_soon()
                 await self._attempt(worker, delivery)
                 delivery = self._intake.after(delivery)
+                if delivery is not None:
+                    worker.began = self._clock.monotonic()
                 if worker.began >= self._breath_at and not self._breathless:
                     # Handlers that never wait would keep the event loop from everybody else.
                     self._breathless = True
@@ -237,7 +244,7 @@ class Handling:
 
     async def _attempt(self, worker: Worker, delivery: Delivery[Any]) -> None:
         """Let an event be handled, and say what became of it."""
-        handler = self._handlers.get(delivery.event.type or "" if self._topic.types else "")
+        handler = self._only or self._handler_of(delivery)
         if handler is None and self.subscriber.ignore_others:
             self._say(delivery._discard)
             return
@@ -264,12 +271,15 @@ class Handling:
         finally:
             worker.delivery = None
 
+    def _handler_of(self, delivery: Delivery[Any]) -> Handler | None:
+        return self._handlers.get(delivery.event.type or "" if self._topic.types else "")
+
     def _begin(self, worker: Worker, handler: Handler | None, delivery: Delivery[Any]) -> None:
-        worker.began = worker.reported = now = self._clock.monotonic()
-        worker.handler, worker.delivery, worker.overdue = handler, delivery, False
+        worker.reported, worker.overdue, worker.deadline = worker.began, False, None
+        worker.handler, worker.delivery = handler, delivery
         seconds = delivery._timeout_seconds
-        worker.deadline = None if seconds is None else now + seconds
-        if worker.deadline is not None:
+        if seconds is not None:
+            worker.deadline = worker.began + seconds
             delivery._keeper = partial(self._extend, worker)
             self._expect(worker.deadline)
 
@@ -341,7 +351,7 @@ class Handling:
                 )  # fmt: skip
 
     def _name_at(self, delivery: Delivery[Any]) -> str:
-        handler = self._handlers.get(delivery.event.type or "" if self._topic.types else "")
+        handler = self._handler_of(delivery)
         return handler.name if handler is not None else "none"
 
     def _say(self, verdict: Callable[[], None]) -> None:

@@ -23,10 +23,10 @@ class Intake:
         self._behind: dict[bytes | int, deque[Delivery[Any]] | None] = {}
         """For each lane of which one is begun, those that wait for it."""
 
-    def take(self) -> Delivery[Any] | None:
+    def take(self, now: float) -> Delivery[Any] | None:
         """Return an event that may begin now; None if none may."""
         behind = self._behind
-        while (delivery := self._consumer._taken()) is not None:
+        while (delivery := self._consumer._taken(now)) is not None:
             lane = delivery._lane
             if lane is None:
                 return delivery

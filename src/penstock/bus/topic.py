@@ -9,23 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar, get_args
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, get_args
 
 import msgspec
 
-from penstock.batch import Batch
+from penstock.batch import Batch, StoredEvent
 from penstock.clock import seconds, us_to_datetime
 from penstock.columns import check_text
 from penstock.errors import DecodeError, InvalidEvent, UsageError, did_you_mean
 from penstock.events import Event, EventType, check_event, check_name, event_type_of, utf8, version_of
 from penstock.rows import Compression, Durability, Retention, TopicSettings
 
-if TYPE_CHECKING:
-    from penstock.batch import StoredEvent
-
 T = TypeVar("T")
 
 PARTITIONS_MAX = 1024
+WAYS_MAX = 64
+"""So many ways to decode are kept at a time."""
 RAW_CONTENT_TYPE = "application/octet-stream"
 
 Key = str | bytes | None
@@ -112,6 +111,8 @@ class Topic(Generic[T]):
         if classes != (bytes,):
             self.types = {cls: event_type_of(cls) for cls in classes}
         self._by_name = {event_type.name: event_type for event_type in self.types.values()}
+        self._ways: dict[tuple[str, str | None], Callable[[bytes], T]] = {}
+        """What decodes events of each kind that was met."""
         content_types = {event_type.content_type for event_type in self.types.values()}
         self.settings = TopicSettings(
             partitions=partitions,
@@ -228,16 +229,32 @@ class Topic(Generic[T]):
         """Return the value of an event of this topic, brought up to the present version of its class."""
         if not self.types:
             return event.data  # type: ignore[return-value] # a topic without classes is a Topic[bytes]
+        if isinstance(event, StoredEvent):
+            kind, data = event.alike
+            if kind is not None:
+                way = self._ways.get(kind)
+                return self._found_way(kind)(data) if way is None else way(data)
         data, type_name, headers, content_type = (
             (event.data, event.type, event.headers, event.content_type) if isinstance(event, Event) else event.payload
         )
-        event_type = self._by_name.get(type_name or "")
-        if event_type is None:
-            near = did_you_mean(type_name or "", self._by_name)
-            raise DecodeError(f"topic {self.name!r} declares no event type {type_name!r}{near}")
         version = version_of(headers) if headers else 1
-        value: T = event_type.decode(data, version, content_type or self.settings.content_type)
+        value: T = self._event_type(type_name).decode(data, version, content_type or self.settings.content_type)
         return value
+
+    def _event_type(self, name: str | None) -> EventType[Any]:
+        event_type = self._by_name.get(name or "")
+        if event_type is None:
+            near = did_you_mean(name or "", self._by_name)
+            raise DecodeError(f"topic {self.name!r} declares no event type {name!r}{near}")
+        return event_type
+
+    def _found_way(self, kind: tuple[str, str | None]) -> Callable[[bytes], T]:
+        """Return what decodes all events of a kind, none of which has a header, so that all have version 1."""
+        type_name, content_type = kind
+        if len(self._ways) >= WAYS_MAX:
+            self._ways.clear()
+        way = self._ways[kind] = self._event_type(type_name).way(1, content_type or self.settings.content_type)
+        return way
 
 
 def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class TrialDelivery(Delivery[T]):
         notice: Callable[[str], None],
     ) -> None:
         nobody = cast("Any", None)  # no seat has handed it over, and no engine knows of it
-        super().__init__(nobody, nobody, 0, subscriber.topic, event, attempt=attempt, replay=replay)
+        super().__init__(nobody, nobody, 0, subscriber.topic, event, attempt, replay)
         self._subscriber = subscriber
         self._notice = notice
 

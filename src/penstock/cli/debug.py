@@ -184,7 +184,7 @@ def _tried(bus: Bus, handler: Handler, delivery: TrialDelivery[Any], *, with_pdb
     return True
 
 
-def _call(bus: Bus, handler: Handler, arguments: list[Any], stop_in: CodeType | None) -> None:
+def _call(bus: Bus, handler: Handler, arguments: tuple[Any, ...], stop_in: CodeType | None) -> None:
     """Call a handler in this thread, an `async def` one in a loop of its own; stopped where it begins, if wanted."""
 
     async def awaited() -> None:

@@ -17,7 +17,7 @@ from penstock.engine.messages import Chunk, FetchedRow
 from penstock.offsets import Gap, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -71,14 +71,14 @@ class Blocks:
                 found.append(batch if high - low == len(batch) else batch.select(offsets[low:high]))
         return found
 
-    def events(self, rows: slice | npt.NDArray[np.int64]) -> Iterator[StoredEvent]:
+    def events(self, rows: slice | npt.NDArray[np.int64]) -> list[StoredEvent]:
         """Return the events of these rows one by one, as views of their blocks, whose columns are converted once."""
         indexes = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         offsets = indexes + self._start
         places = np.searchsorted(self._starts, offsets, side="right") - 1
-        for offset, place in zip(offsets.tolist(), places.tolist(), strict=True):
-            batch = self._batches[place]
-            yield StoredEvent(batch, offset - batch.start)
+        within = offsets - self._starts[places]
+        batches = self._batches
+        return [StoredEvent(batches[place], row) for place, row in zip(places.tolist(), within.tolist(), strict=True)]
 
     def event(self, row: int) -> Event:
         """Return one event, as it is kept aside."""

@@ -36,6 +36,7 @@ class Place(Waiter):
     def __init__(self, crew: Crew, number: int, owner: str, on_gap: Callable[[int, Gap], None]) -> None:
         super().__init__(crew.clock)
         self.crew = crew
+        self.presence = crew.presence
         self.number = number
         self.owner = owner
         self.on_gap = on_gap
@@ -60,10 +61,6 @@ class Place(Waiter):
     def ended(self) -> BaseException | None:
         """Why it can go on no more."""
         return self.crew.ended
-
-    def present_at(self, now: float) -> bool:
-        """Tell whether what was handed over is still its own, as far as this process can tell by itself."""
-        return self.crew.present_at(now)
 
     @property
     def gaps(self) -> int:

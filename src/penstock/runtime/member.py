@@ -89,6 +89,8 @@ class Member(Waiter):
     ) -> None:
         super().__init__(dispatcher.clock)
         self._dispatcher = dispatcher
+        self.presence = dispatcher.presence
+        """Says whether what was handed over is still its own, as far as this process can tell by itself."""
         self.topic = topic
         self.subscription = subscription
         self.owner = owner
@@ -176,7 +178,7 @@ class Member(Waiter):
         return self._take(Ask(events_max, bytes_max, singly), self.seats)
 
     def _take(self, ask: Ask, seats: Sequence[Seat]) -> tuple[Seat, Deliver] | None:
-        if not self.present:
+        if self.presence.lapsed:
             return None
         for seat in list(self.suspected):
             handed = self._take_alone(seat, ask)
@@ -202,15 +204,6 @@ class Member(Waiter):
         if any(engine.in_flight or engine.progress.dirty or engine.progress.writing for engine in others):
             return None
         return seat.tell(ask) if seat.tries_alone else None
-
-    @property
-    def present(self) -> bool:
-        """Whether what was handed over is still its own, as far as this process can tell by itself."""
-        return self.present_at(self.clock.monotonic())
-
-    def present_at(self, now: float) -> bool:
-        """Tell the same, for whoever has just looked at the clock."""
-        return not self._dispatcher.presence.lapsed_at(now)
 
     def declare(self, gap: Gap, seat: Seat) -> None:
         """Tell the consumer of a hole."""

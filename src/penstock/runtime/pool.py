@@ -115,7 +115,7 @@ class Pool(Crew):
         found = self._take(Ask(events_max, bytes_max, singly, place.number), self.seats)
         self._hungry = found is None
         place.handed_at = None if found is None else now
-        if found is None and self.present:
+        if found is None and not self.presence.lapsed:
             self._claim(events_max)
         return found
 

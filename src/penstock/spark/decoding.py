@@ -18,7 +18,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from functools import partial
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
@@ -169,10 +168,9 @@ def _way(
     if name is not None and name != event_type.name:
         return None
     try:
-        stated = version_of({} if version is None else {VERSION_HEADER: version})
+        return event_type.way(version_of({} if version is None else {VERSION_HEADER: version}), content_type)
     except DecodeError:
         return None
-    return partial(event_type.decode, version=stated, content_type=content_type)
 
 
 def _columns(layout: Layout, rows: list[tuple[Any, ...] | None]) -> pa.Array:

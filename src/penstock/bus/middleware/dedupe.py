@@ -29,11 +29,10 @@ import time
 import weakref
 from collections import deque
 from datetime import timedelta
-from hashlib import blake2b
-from itertools import groupby, repeat
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+from xxhash import xxh3_128_digest
 
 from penstock.clock import Clock, SystemClock, seconds
 from penstock.errors import StoreUnavailable, UsageError
@@ -53,8 +52,8 @@ POLL_SECONDS = 0.005
 BUSY_SECONDS = 5.0
 """How long a write waits for that of another process."""
 
-ROWS_MAX = 10_000
-"""So many rows are read or removed at a time."""
+ROWS_MAX = 500
+"""So many rows are read or removed at a time, each with a group of marks or less."""
 
 FAILED_SECONDS = 1.0
 """How long it waits after the file could not be used."""
@@ -118,7 +117,8 @@ class Dedupe:
         """See `Middleware`."""
         if self._closed or not self._opened:
             await self._open()
-        mark = blake2b("\0".join(delivery.identity).encode(), digest_size=MARK_BYTES).digest()
+        # No secret is needed: whoever could make two identities alike could as well publish under the same one.
+        mark = xxh3_128_digest("\0".join(delivery.identity).encode())
         running = self._running
         while mark in running:
             await self._ended(mark)
@@ -130,7 +130,11 @@ class Dedupe:
         running[mark] = None
         try:
             await proceed()
-            self._remember(mark)
+            self._marks.add(mark)
+            if self._file is None:
+                self._memory.note((mark,), self._clock.time_us())
+            else:
+                self._file.fresh.append(mark)
         finally:
             ended = running.pop(mark)
             if ended is not None:
@@ -141,13 +145,6 @@ class Dedupe:
         if ended is None:
             ended = self._running[mark] = asyncio.Event()
         await ended.wait()
-
-    def _remember(self, mark: bytes) -> None:
-        self._marks.add(mark)
-        if self._file is None:
-            self._memory.note((mark,), self._clock.time_us())
-        else:
-            self._file.fresh.append(mark)
 
     # --- the file -----------------------------------------------------------------------------
 
@@ -191,13 +188,13 @@ class _Memory:
         self._groups: deque[tuple[int, list[bytes]]] = deque()
         """When the first mark of a group was made, and all of them; the oldest first."""
         self._grain_us = keep_us // GROUPS_OF_KEEP
-        self._group_max = min(GROUP_MARKS_MAX, most // 16 + 1)
+        self.group_max = min(GROUP_MARKS_MAX, most // 16 + 1)
         self._lock = threading.Lock()
 
     def note(self, marks: Sequence[bytes], at_us: int) -> None:
         """Count the age of these marks from now on, and forget what is too old, or too much."""
         with self._lock:
-            groups, most = self._groups, self._group_max
+            groups, most = self._groups, self.group_max
             began, newest = groups[-1] if groups else (0, [])
             if newest and len(newest) + len(marks) <= most and at_us - began <= self._grain_us:
                 newest.extend(marks)
@@ -228,7 +225,8 @@ class _File:
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
-        self._unwritten: deque[tuple[bytes, int]] = deque(maxlen=memory.most)
+        self._unwritten: deque[tuple[list[bytes], int]] = deque()
+        """What is to be written: the marks of one turn, and its time."""
         self._read_to = 0
         """The highest number of a row that is known."""
         self._version = -1
@@ -252,8 +250,7 @@ class _File:
                 # With the right permissions from the beginning; those of the files beside it follow.
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
                 self._connection = self._connect()
-                [last] = self._connection.execute("SELECT COALESCE(MAX(number), 0) FROM penstock_dedupe").fetchone()
-                self._read_to = max(last - self._memory.most, 0)
+                self._read_to = self._too_many()
                 self._look()
             except (OSError, sqlite3.Error) as error:
                 self._disconnect()
@@ -322,7 +319,7 @@ class _File:
                 "%s takes no marks (%s): they are kept in memory, and it is tried again; a restart would forget %d",
                 self.path,
                 error,
-                len(self._unwritten),
+                sum(len(marks) for marks, _ in self._unwritten),
             )
 
     # --- a turn of the thread -----------------------------------------------------------------
@@ -333,7 +330,11 @@ class _File:
         while self.fresh:
             marks = [self.fresh.popleft() for _ in range(len(self.fresh))]
             self._memory.note(marks, now_us)
-            self._unwritten.extend(zip(marks, repeat(now_us)))
+            together = self._memory.group_max
+            for begin in range(0, len(marks), together):
+                self._unwritten.append((marks[begin : begin + together], now_us))
+            while len(self._unwritten) > 1 and sum(len(row) for row, _ in self._unwritten) > self._memory.most:
+                self._unwritten.popleft()
         [version] = self._connection.execute("PRAGMA data_version").fetchone()
         if version != self._version:
             self._look()
@@ -353,19 +354,33 @@ class _File:
                 "SELECT number, mark, marked_at FROM penstock_dedupe WHERE number > ? ORDER BY number LIMIT ?",
                 (self._read_to, ROWS_MAX),
             ).fetchall()
-            for marked_at, together in groupby(rows, itemgetter(2)):
-                new = [mark for _, mark, _ in together if mark not in memory.marks]
+            for _, row, marked_at in rows:
+                marks = (row[begin : begin + MARK_BYTES] for begin in range(0, len(row), MARK_BYTES))
+                new = [mark for mark in marks if mark not in memory.marks]
                 if marked_at >= oldest_us:
                     memory.marks.update(new)
                     memory.note(new, marked_at)
             self._read_to = rows[-1][0] if rows else self._read_to
+
+    def _too_many(self) -> int:
+        """Return the number of the newest row whose marks are too many with those of all newer ones; 0 if none is."""
+        assert self._connection is not None
+        found = self._connection.execute(
+            "SELECT number FROM (SELECT number, SUM(LENGTH(mark)) OVER (ORDER BY number DESC) AS bytes"
+            " FROM penstock_dedupe) WHERE bytes > ? ORDER BY number DESC LIMIT 1",
+            (self._memory.most * MARK_BYTES,),
+        ).fetchone()
+        return 0 if found is None else int(found[0])
 
     def _write(self) -> None:
         assert self._connection is not None
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             self._look()  # what others wrote meanwhile has lower numbers, and would be passed over
-            self._connection.executemany("INSERT INTO penstock_dedupe (mark, marked_at) VALUES (?, ?)", self._unwritten)
+            self._connection.executemany(
+                "INSERT INTO penstock_dedupe (mark, marked_at) VALUES (?, ?)",
+                [(b"".join(marks), marked_at) for marks, marked_at in self._unwritten],
+            )
             [last] = self._connection.execute("SELECT MAX(number) FROM penstock_dedupe").fetchone()
             self._connection.execute("COMMIT")
         except BaseException:
@@ -387,7 +402,7 @@ class _File:
             (now_us - self._memory.keep_us,),
         ).fetchone()
         kept = last + 1 if young is None else young[0]
-        below = max(kept, last - self._memory.most + 1)
+        below = max(kept, self._too_many() + 1)
         self._connection.execute("DELETE FROM penstock_dedupe WHERE number < ?", (min(below, first + ROWS_MAX),))
         if below <= first + ROWS_MAX:
             self._swept_at = self._clock.monotonic()
