@@ -5,6 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# How many processes run the tests; 0 for one that a debugger can stop in.
+WORKERS ?= 2
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench campaign slow lock docs sync clean
 
@@ -26,7 +29,7 @@ demo: $(STAMP) ## an order shop in nine processes, two of which are killed; no o
 
 test: $(STAMP) ## run the tests (PYTEST="-k name" to choose, --slow for the long ones); those of Spark need Java 17
 	@$(BIN)/python tools/preflight.py java
-	$(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST)
 
 check: $(STAMP) ## format, lint, types, import contracts, documentation
 	$(BIN)/ruff format --check .
