@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 
 from penstock import Bus, Delivery, Settings, Topic
 from penstock.bus.loop import run_to_end
+from penstock.bus.signals import Ending
 from penstock.bus.subscribers import announcement
 from penstock.errors import UsageError
 from penstock.settings import DeliverySettings, Limits
@@ -55,6 +56,22 @@ async def test_a_run_says_when_handlers_had_to_be_cancelled() -> None:
     until.set()
     assert await running is False
     assert shop.ended == 0
+
+
+async def test_nothing_is_begun_after_an_end_was_asked_for_not_even_in_the_same_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ending = Ending()
+    monkeypatch.setattr("penstock.bus.bus.caught", lambda: nullcontext(ending))
+    shop = Shop()
+    running = asyncio.ensure_future(shop.bus.run())
+    for number in range(3):  # of one lane, so that each waits for the one before
+        await shop.bus.publish(orders, b"%d" % number)
+    await shop.begun.wait()
+    shop.may_end.set()  # first: whoever waits for this is woken before whoever waits for the end
+    ending.ask()
+    assert await running is True
+    assert shop.ended == 1
 
 
 async def test_a_bus_is_configured_before_it_is_used_and_not_after(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ async def test_the_same_consumer_id_takes_over_from_its_frozen_ghost_which_is_to
     ghost.journal = None  # what it had fetched before, it may handle before it learns that it was replaced
     ghost.signal(signal.SIGCONT)
     ghost.tell("go")
-    [stale] = await ghost.hears("stale")
+    stale, *_ = await ghost.hears("stale")  # and of what it had fetched besides, perhaps
     assert (stale["partition"], stale["offset"]) == (held[0]["partition"], held[0]["offset"])
     await ghost.hears("replaced")
     await ghost.hears("ended")

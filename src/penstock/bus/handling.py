@@ -131,10 +131,14 @@ class Handling:
         await self.consumer.__aenter__()
         self._hire()
 
-    async def drain(self) -> None:
-        """Begin nothing more, give back what was not begun, and return when every handler that runs has ended."""
+    def begin_nothing(self) -> None:
+        """Begin nothing more, and give back what was not begun; may be repeated."""
         self._stopping = True
         self._intake.give_back()
+
+    async def drain(self) -> None:
+        """Begin nothing more, and return when every handler that runs has ended."""
+        self.begin_nothing()
         tasks = [worker.task for worker in self.workers if worker.task is not None]
         for worker in self.workers:
             if worker.delivery is None and worker.task is not None:

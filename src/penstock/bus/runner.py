@@ -106,6 +106,11 @@ class Runner:
         for future in done:
             await future
 
+    def begin_nothing(self) -> None:
+        """Begin nothing more: what is not begun goes back at once, and those that run go on."""
+        for handling in self.handlings:
+            handling.begin_nothing()
+
     async def stop(self, drain_seconds: float = 0.0, hurry: asyncio.Event | None = None) -> None:
         """Drain for so long, or until somebody is in a hurry, then end what still runs; may be repeated."""
         if drain_seconds > 0:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 logger = logging.getLogger(__name__)
 
@@ -25,14 +25,18 @@ class Ending:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.at_once: list[Callable[[], None]] = []
+        """What is called when an end is asked for, before anybody who waits for it has a turn."""
 
     def ask(self, by: signal.Signals | None = None) -> None:
         """Ask for an end; a second time, for a quick one."""
         if self.asked.is_set():
             self.hurry.set()
         else:
-            logger.info("%s: draining; a second one ends handlers at once", "asked to end" if by is None else by.name)
             self.asked.set()
+            for call in self.at_once:
+                call()
+            logger.info("%s: draining; a second one ends handlers at once", "asked to end" if by is None else by.name)
 
 
 @contextmanager

@@ -123,6 +123,9 @@ class Subscribers:
         """Return when an end is asked for, or the event is set; raise what ends one of them by itself."""
         assert self.runner is not None
         self._ending = ending
+        ending.at_once.append(self.runner.begin_nothing)
+        if ending.asked.is_set():
+            self.runner.begin_nothing()
         loop = asyncio.get_running_loop()
         asked = loop.create_task(ending.asked.wait())
         failed = loop.create_task(self.runner.failed())
