@@ -20,7 +20,7 @@ from penstock import Bus, Topic
 from penstock.batch import Batch
 from penstock.clock import VirtualClock
 from penstock.offsets import RangeSet
-from penstock.ports import Inspectable, Measured
+from penstock.ports import Inspectable, Measured, Telling
 from penstock.producers import lasting_producer
 from penstock.rows import ParkedFilter, Shard, TopicInfo
 from penstock.runtime.ledger import Record, decode_record
@@ -99,6 +99,8 @@ class Faulty:
             self.readings = store.readings
         if isinstance(store, Inspectable):
             self.inspect = store.inspect
+        if isinstance(store, Telling):
+            self.tell, self.told = store.tell, store.told
 
     def _listen(self, listen: Hook, callback: Callable[[Partition], None]) -> Any:
         return listen(lambda partition: callback(partition) if self.hears() else None)
@@ -398,7 +400,7 @@ class World:
         tasks = [running.task for running in runnings]
         tasks += [task for member in dispatcher.members for seat in member.seats for task in seat._tasks]
         loops = (dispatcher.watch, dispatcher.monitor, dispatcher.committer, dispatcher.ledger, dispatcher.presence)
-        tasks += [loop._task for loop in loops if loop._task is not None]
+        tasks += [loop._task for loop in (*loops, dispatcher.teller) if loop._task is not None]
         if dispatcher.monitor._notifier is not None:
             tasks.append(dispatcher.monitor._notifier)
         for task in tasks:

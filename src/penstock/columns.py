@@ -304,6 +304,11 @@ def partition_of_key(key: bytes, partitions: int) -> int:
     return xxhash.xxh64_intdigest(key, PARTITION_SEED) % partitions
 
 
+def slot_of_key(key: bytes | None, partition: int) -> int:
+    """Return the slot of one key, or of events of a partition that have none."""
+    return partition % SLOTS if key is None else xxhash.xxh64_intdigest(key, SLOT_SEED) % SLOTS
+
+
 def key_hashes(batch: pa.RecordBatch, seed: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
     """Return `xxh64(key, seed)` of each event, and which events have a key (None: all have one)."""
     if "key" not in batch.schema.names:

@@ -50,6 +50,7 @@ from penstock.rows import (
     Staged,
     StoreState,
     Subscription,
+    Told,
     TopicInfo,
     TopicSettings,
     Waiting,
@@ -475,6 +476,28 @@ class Inspectable(Protocol):
 
     def inspect(self) -> StoreState:
         """Return how the store does, as far as that is cheap: nothing is read in full, and nothing is changed."""
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """What a store may do besides: those who have it open tell each other what they do. Nothing rests on it.
+
+    What is told is small, need not outlive anything, and costs no sync.
+    """
+
+    def tell(self, who: str, document: bytes) -> None:
+        """Let this be what others hear of `who`, as a whole and instead of what was told before; empty: nothing.
+
+        `UsageError` for more than `rows.TOLD_BYTES_MAX` bytes, and for more than `rows.TELLERS_MAX` who tell something
+        through this opening.
+        """
+
+    def told(self) -> list[Told]:
+        """Return what is told now by all who have the store open, this opening too, by `who`.
+
+        What was told through an opening that is closed, or whose process has died, is not there any more. What cannot
+        be read is left out.
+        """
 
 
 class Backend(Protocol):

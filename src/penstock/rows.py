@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from penstock.errors import ProducerRefused, SinkConflict, TopicMismatch
+from penstock.errors import ProducerRefused, SinkConflict, TopicMismatch, UsageError
 from penstock.events import Event
 from penstock.offsets import Range, RangeSet
 
@@ -378,6 +378,29 @@ class StoreState(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[StoreMember, ...] = ()
     """All others that have it open now."""
     faults: tuple[PartitionFault, ...] = ()
+
+
+TOLD_BYTES_MAX = 1 << 16
+"""So much one may tell others at a time …"""
+TELLERS_MAX = 16
+"""… and so many may tell something through one opening of a store."""
+
+
+def check_told(document: bytes, others: int) -> None:
+    """Refuse a document that is too large, or one of too many; `others` tell something already."""
+    if len(document) > TOLD_BYTES_MAX:
+        raise UsageError(f"{len(document):,} bytes are too many to tell: {TOLD_BYTES_MAX:,} at most")
+    if document and others >= TELLERS_MAX:
+        raise UsageError(f"{others} tell something through this opening of the store already, and no more may")
+
+
+class Told(NamedTuple):
+    """What somebody tells who has a store open."""
+
+    who: str
+    at: int
+    """When it was told, in microseconds since 1970 UTC."""
+    document: bytes
 
 
 MANIFESTS_KEPT = 100

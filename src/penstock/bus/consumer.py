@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from penstock.bus.delivered import DeliveredBatch, Delivery
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.bus.topic import Topic
     from penstock.engine.messages import Deliver
     from penstock.runtime.crew import Place
-    from penstock.runtime.member import Member
+    from penstock.runtime.member import AtWork, Member
     from penstock.runtime.seat import Seat
 
 T = TypeVar("T")
@@ -82,6 +82,11 @@ class Consumer(Generic[T]):
                 self._member = await self._join()
                 self._member.give_back = self._give_back
             return self._member
+
+    def _tell_handlers(self, handlers: Callable[[], Iterable[AtWork]]) -> None:
+        """Let it be known which handlers run on what is handed over."""
+        assert self._member is not None, "it has joined"
+        self._member.handlers = handlers
 
     async def close(self) -> None:
         """Give back what was not settled, write what was, and leave; may be repeated."""

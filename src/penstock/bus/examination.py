@@ -24,14 +24,14 @@ from penstock.bus.health import (
     SubscriptionHealth,
     worst,
 )
-from penstock.bus.judgement import Facts, Here, PartitionFacts, judge, judge_store
+from penstock.bus.judgement import Facts, Here, PartitionFacts, duration, judge, judge_store
 from penstock.clock import us_to_datetime
 from penstock.engine.policy import Policy
 from penstock.engine.suspects import MARKED
 from penstock.errors import IntegrityError, TopicDeleted
 from penstock.ports import Inspectable
 from penstock.rows import ParkedFilter
-from penstock.runtime import sharing
+from penstock.runtime import sharing, telling
 from penstock.runtime.subscriptions import CLAIMED, first_event, lag, slowest_cursors
 from penstock.settings import redact_url
 
@@ -148,6 +148,8 @@ class Examiner:
         self._history = history or History()
         self._here = here or {}
         self._first: dict[tuple[Partition, int], tuple[FirstEvent, list[IntegrityError]]] = {}
+        self._heard: list[telling.Heard] | None = None
+        """What processes tell, once it was asked for."""
         self.seen: dict[Key, _Seen] = {}
         self.damage: dict[str, None] = {}
 
@@ -230,6 +232,7 @@ class Examiner:
             at_cursor, hole = first.appended_at, first.hole
             if cursor is not None:
                 whose = sharing.whose(self._store, topic, subscription, cursor, first.slot)
+                whose += self._running(topic, subscription.name, behind.partition, behind.next_offset)
         elif behind.lag:
             at_cursor = self._now - round(behind.oldest_seconds * 1_000_000)
         oldest_at = at_cursor
@@ -247,6 +250,18 @@ class Examiner:
             hole=hole,
             rows=rows,
         )
+
+    def _running(self, topic: TopicInfo, name: str, partition: int, offset: int) -> str:
+        """Return in words which handler runs on an event for long, in whichever process, if one does."""
+        if self._heard is None:
+            self._heard = telling.hear(self._store, self._now)
+        for heard in self._heard:
+            doing = heard.of(topic.log_id, name)
+            for each in () if doing is None else doing.handlers:
+                if (each.partition, each.offset) == (partition, offset):
+                    seconds = duration(max(self._now - each.since_us, 0) / 1_000_000)
+                    return f"; handler {each.handler} runs on it for {seconds} in {heard.document.process}"
+        return ""
 
     def _row_appended_at(self, topic: TopicInfo, name: str, partition: int, offset: int) -> int:
         """Return when an event that waits aside was appended; when it was set aside, if the log has it no more."""

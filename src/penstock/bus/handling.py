@@ -28,10 +28,10 @@ from penstock.engine.messages import Failure
 from penstock.engine.work import TIMED_OUT
 from penstock.errors import DecodeError, FutureVersion, StaleDelivery, UsageError
 from penstock.failures import bounded
-from penstock.runtime.member import BREATH_SECONDS
+from penstock.runtime.member import BREATH_SECONDS, AtWork
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from penstock.bus.consumer import Consumer
     from penstock.bus.delivered import Delivery
@@ -47,6 +47,8 @@ SLOW_SECONDS: Final = 60.0
 """A handler that runs for longer is named in the log."""
 STUBBORN_SECONDS: Final = 5.0
 """One that was cancelled, and runs on for so long, is named again."""
+CANCELLED: Final = "was cancelled, and runs on"
+UNSTOPPABLE: Final = "has had its time, and a thread cannot be stopped"
 
 
 class Undecodable(Exception):
@@ -124,11 +126,22 @@ class Handling:
         """The workers that have a handler running."""
         return [worker for worker in self.workers if worker.delivery is not None]
 
+    def _at_work(self) -> Iterable[AtWork]:
+        """Yield the handlers that run, for whoever tells of them."""
+        now = self._clock.monotonic()
+        for worker in self.busy:
+            delivery = worker.delivery
+            assert delivery is not None
+            name = worker.handler.name if worker.handler is not None else "none"
+            how = CANCELLED if worker.overdue else UNSTOPPABLE if _has_had_its_time(worker, now) else ""
+            yield AtWork(name, delivery._seat, delivery.event.offset, delivery.event.key, worker.began, how)
+
     # --- coming and going ---------------------------------------------------------------------
 
     async def start(self) -> None:
         """Join the subscription, and begin."""
         await self.consumer.__aenter__()
+        self.consumer._tell_handlers(self._at_work)
         self._hire()
 
     def begin_nothing(self) -> None:
@@ -389,7 +402,7 @@ class Handling:
                 elif first is None or worker.deadline < first:
                     first = worker.deadline
             elif worker.overdue and now - worker.reported > STUBBORN_SECONDS:
-                self._report(worker, now, "was cancelled, and runs on; its lane waits")
+                self._report(worker, now, f"{CANCELLED}; its lane waits")
             if worker.deadline is None and now - worker.reported > SLOW_SECONDS:
                 self._report(worker, now, "is slow")
         return first
@@ -401,7 +414,7 @@ class Handling:
             worker.reported = now
             worker.task.cancel()
         elif now - worker.reported > STUBBORN_SECONDS or worker.reported == worker.began:
-            self._report(worker, now, "has had its time, and a thread cannot be stopped; its lane waits")
+            self._report(worker, now, f"{UNSTOPPABLE}; its lane waits")
 
     def _report(self, worker: Worker, now: float, what: str) -> None:
         worker.reported = now
@@ -410,6 +423,10 @@ class Handling:
         logger.warning(
             "%s: handler %s %s: at %s for %.3g s", self, name, what, worker.delivery.position, now - worker.began
         )
+
+
+def _has_had_its_time(worker: Worker, now: float) -> bool:
+    return worker.deadline is not None and now >= worker.deadline
 
 
 def _is_cancelled(worker: Worker) -> bool:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.arguments import duration
-from penstock.cli.output import Json, print_json, print_table, shown_size, shown_text, shown_time
+from penstock.cli.output import Json, print_json, print_table, shown_age, shown_size, shown_text, shown_time
 from penstock.cli.session import Session, find_topic
-from penstock.cli.subscriptions import shown_age
 
 if TYPE_CHECKING:
     from penstock.bus.health import Health, SubscriptionHealth

@@ -11,9 +11,9 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.cli.arguments import duration
-from penstock.cli.output import print_json, print_json_line, print_table, say, shown_time_us
+from penstock.cli.output import print_json, print_json_line, print_table, say, shown_age, shown_time_us
 from penstock.cli.session import Session, find_topic
-from penstock.cli.subscriptions import all_subscriptions, each_lag, find_subscription, shown_age
+from penstock.cli.subscriptions import all_subscriptions, each_lag, find_subscription
 from penstock.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:

@@ -140,6 +140,14 @@ def shown_size(count: int) -> str:
     return f"{count} B"
 
 
+def shown_age(seconds: float) -> str:
+    """Return how long ago something was, in the largest unit that it fills."""
+    for unit, scale in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= scale:
+            return f"{seconds / scale:.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds else "-"
+
+
 def shown_time(moment: datetime) -> str:
     """Return a time in UTC, to the microsecond."""
     from datetime import UTC

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli import places
-from penstock.cli.output import Json, Yes, print_json, print_table, say, shown_text, shown_time_us
+from penstock.cli.output import Json, Yes, print_json, print_table, say, shown_age, shown_text, shown_time_us
 from penstock.cli.policies import (
     Backoff,
     BackoffMax,
@@ -135,14 +135,6 @@ def all_subscriptions(store: Store, *, internal: bool) -> list[tuple[TopicInfo, 
     return [(info, subscription) for info in topics for subscription in mine.get(info.log_id, ())]
 
 
-def shown_age(seconds: float) -> str:
-    """Return how long ago something was, in the largest unit that it fills."""
-    for unit, scale in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= scale:
-            return f"{seconds / scale:.1f} {unit}"
-    return f"{seconds:.1f} s" if seconds else "-"
-
-
 # --- ls -------------------------------------------------------------------------------------------
 
 
@@ -225,9 +217,9 @@ def _row(document: dict[str, Any]) -> tuple[str, ...]:
 
 @app.command()
 def show(context: typer.Context, topic: TopicName, name: Name, as_json: Json = False) -> None:
-    """Show one subscription: its policy, and each partition with its consumer."""
+    """Show one subscription: its policy, who has which part, and what is in flight."""
     from penstock.bus.examination import Examiner
-    from penstock.cli.sharing import documents_of
+    from penstock.cli.sharing import documents_of, hindrances, in_hand_of
     from penstock.clock import SystemClock
     from penstock.runtime.subscriptions import lag, slowest_cursors
 
@@ -244,7 +236,9 @@ def show(context: typer.Context, topic: TopicName, name: Name, as_json: Json = F
         document["partitions"] = _partitions(store, info, name, lags, cursors)
         document["sharing"] = documents_of(store, info, subscription, cursors)
         examiner = Examiner(store, now_us=now_us, stalled_after=settings.delivery.stalled_seconds)
-        document["waits"] = list(examiner.subscription(info, subscription).reasons)
+        document["in_hand"] = in_hand_of(store, info, name, now_us)
+        reasons = examiner.subscription(info, subscription).reasons
+        document["waits"] = [*reasons, *hindrances(topic, document["in_hand"])]
     if as_json:
         print_json(document)
     else:
@@ -319,6 +313,11 @@ def _print_subscription(document: dict[str, Any]) -> None:
 
         print()
         print_processes(document["mode"], document["sharing"])
+    if document["in_hand"]:
+        from penstock.cli.sharing import print_in_hand
+
+        print()
+        print_in_hand(document["topic"], document["in_hand"])
     for reason in document["waits"]:
         print(f"\n{shown_text(reason)}")
 

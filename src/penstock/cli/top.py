@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from penstock.cli.arguments import duration
-from penstock.cli.output import print_table, say, shown_size, shown_text, shown_time
+from penstock.cli.output import print_table, say, shown_age, shown_size, shown_text, shown_time
 from penstock.cli.session import Session, find_topic
-from penstock.cli.subscriptions import shown_age
 from penstock.cli.topics import bytes_on_disk
 from penstock.errors import TopicDeleted, UsageError
 

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
+    from penstock.engine.held import Held
     from penstock.engine.messages import Chunk, Deliver, Input, Now, Offsets, Output, Row, Step, Wish
     from penstock.engine.policy import Policy
     from penstock.engine.share import Slots
@@ -191,6 +192,10 @@ class Shard:
     def in_flight(self) -> int:
         """How many events are handed over."""
         return self._work.in_flight
+
+    def held(self) -> list[Held]:
+        """Return what is handed over, by slot where that matters, and since about when."""
+        return self._work.held()
 
     @property
     def at_rest(self) -> bool:

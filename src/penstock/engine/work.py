@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.engine.aside import Aside
 from penstock.engine.deadlines import Deadlines
+from penstock.engine.held import Beginnings, held_of
 from penstock.engine.lanes import Lanes, Unordered
 from penstock.engine.messages import NO_FAILURE, Deliver, Failure, Halted, Nack, Park, Piece, Row
 from penstock.engine.pages import DELAYED, GONE, HELD, READY, Page, Pages, Some
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock.engine.aside import Waiting
+    from penstock.engine.held import Held
     from penstock.engine.messages import Ask, Chunk, Fetched, Now, Offsets
     from penstock.engine.pages import Rows
     from penstock.engine.policy import Exhausted, Policy
@@ -37,6 +39,7 @@ KILLED: Final = Failure("ProcessDied", "the process that handled it ended withou
 WORN_OUT: Final = Failure("RetriesExhausted", "every attempt at it has failed, before it was loaded anew")
 HAND_BITS: Final = 40
 """Above them a hand's number has that of its consumer."""
+HAND_MASK: Final = (1 << HAND_BITS) - 1
 DUE: Final = 0
 """The due time of a parked event that waits for nothing but its lane."""
 
@@ -68,6 +71,7 @@ class Work:
         self.halts: dict[int, Halted] = {}
         """Events of which every attempt failed, where the policy is to stop at them."""
         self._hand = 0
+        self._beginnings = Beginnings()
         self._precounted: set[int] = set()
         """Events of which the attempt that is being made is counted already."""
         self._inherited = dict(progress.attempts)
@@ -187,6 +191,7 @@ class Work:
         if not rows and not somes:
             return None
         first = (consumer << HAND_BITS) + self._hand + 1
+        self._beginnings.note(self._hand + 1, self.now.monotonic)
         count = len(rows) + sum(some.size for some in somes)
         attempts: dict[int, int] = {}
         replays: dict[int, int] = {}
@@ -423,6 +428,16 @@ class Work:
         for waiting in self.aside.in_hand():
             busy[waiting.row.slot] = True
         return busy
+
+    def held(self) -> list[Held]:
+        """Return what is handed over, by slot where that matters."""
+        somes, rows = self.pages.all_held(), self.aside.in_hand()
+        hands = [some.page.hand[some.rows] for some in somes] + [np.array([each.hand for each in rows], np.int64)]
+        slots = None
+        if self.share.slotted:
+            of_rows = np.array([each.row.slot for each in rows], np.int64)
+            slots = np.concatenate([some.page.slots[some.rows] for some in somes] + [of_rows])
+        return held_of(np.concatenate(hands) & HAND_MASK, slots, self._beginnings)
 
     def drop(self, slots: Slots) -> None:
         """Let whatever is open of these slots be others'; nothing of them is handed over."""

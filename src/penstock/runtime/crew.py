@@ -17,12 +17,13 @@ from penstock.runtime.member import Member, Waiter
 from penstock.runtime.subscriptions import members_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from penstock.engine.messages import Deliver
     from penstock.offsets import Gap
     from penstock.rows import Lease, Subscription, TopicInfo
     from penstock.runtime.dispatcher import Dispatcher
+    from penstock.runtime.member import AtWork
     from penstock.runtime.seat import Seat
 
 
@@ -205,6 +206,10 @@ class Crew(Member, ABC):
         if self._unwritten is not None:
             error, self._unwritten = self._unwritten, None
             raise error
+
+    def at_work(self) -> Iterable[AtWork]:
+        """Return the handlers that run for any of its consumers."""
+        return [work for place in self.places.values() for work in place.handlers()]
 
     # --- balancing ----------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Dispatcher: everything that delivers in one process, put together.
 
 It begins with the first consumer and ends with the bus: the process's presence, the monitor, the committer, the ledger,
-and the watch over what others change. A consumer is a `Member` of it.
+the watch over what others change, and the teller. A consumer is a `Member` of it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from penstock.runtime.presence import Presence
 from penstock.runtime.subscriptions import CLAIMED, MEMBERS, SHARED, subscription_of
 from penstock.runtime.tally import Tallies, Tally
 from penstock.runtime.team import Team
+from penstock.runtime.telling import Teller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -76,6 +77,7 @@ class Dispatcher:
             lost=self._not_present,
         )
         self.watch = Watch(self, jitter)
+        self.teller = Teller(self, jitter)
         self.members: dict[Member, None] = {}
         self.crews: dict[tuple[str, str], Crew] = {}
         """By log and subscription: those whose consumers share what this process has of it."""
@@ -91,13 +93,14 @@ class Dispatcher:
         self.presence.start()
         self.committer.start()
         self.watch.start()
+        self.teller.start()
         if self.with_ledger:
             self.ledger.start()
 
     async def stop(self) -> None:
         """Give every shard back, then end the loops."""
         await asyncio.gather(*(self.leave(member) for member in list(self.members)))
-        for loop in (self.watch, self.monitor, self.committer, self.ledger, self.presence):
+        for loop in (self.watch, self.teller, self.monitor, self.committer, self.ledger, self.presence):
             await loop.stop()
 
     async def join(

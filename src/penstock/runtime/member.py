@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.engine.messages import Ask, PolicyChanged
 from penstock.engine.policy import Policy
@@ -20,7 +20,7 @@ from penstock.runtime.seat import Seat
 from penstock.runtime.subscriptions import shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.clock import Clock
     from penstock.engine.messages import Deliver
@@ -41,6 +41,28 @@ def _nothing() -> None:
     """Do nothing."""
 
 
+class AtWork(NamedTuple):
+    """A handler that runs."""
+
+    handler: str
+    seat: Seat
+    offset: int
+    key: bytes | None
+    began: float
+    how: str
+    """What is known of it besides; empty if it merely runs."""
+
+
+class Departing(NamedTuple):
+    """Slots that are to go to another owner, and cannot yet."""
+
+    slots: tuple[int, ...]
+    since: float
+    in_hand: bool
+    trouble: str
+    """Why what was settled is not written, if that is known."""
+
+
 class Waiter:
     """A consumer that waits until there may be something for it, and lets others run if it need not wait."""
 
@@ -51,6 +73,8 @@ class Waiter:
         self.prefetch = PREFETCH
         self.give_back: Callable[[], None] = _nothing
         """Gives back what was handed over and not begun; set by whoever takes single events."""
+        self.handlers: Callable[[], Iterable[AtWork]] = tuple
+        """Tells which handlers run for it; set by whoever runs some."""
 
     def wake(self) -> None:
         """Let whoever waits look again."""
@@ -170,6 +194,14 @@ class Member(Waiter):
         finally:
             for seat in self.seats:
                 seat.lost_unwritten = False
+
+    def at_work(self) -> Iterable[AtWork]:
+        """Return the handlers that run on what is handed over here."""
+        return self.handlers()
+
+    def leaving(self) -> Iterable[Departing]:
+        """Return what is to go to other owners, and cannot yet: nothing, where everything is given back at once."""
+        return ()
 
     # --- handing over -------------------------------------------------------------------------
 

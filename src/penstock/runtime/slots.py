@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.engine.messages import Leaving, Left
 from penstock.engine.share import SLOTS, slots_of
+from penstock.runtime.member import Departing
 from penstock.runtime.seat import Seat
 from penstock.runtime.subscriptions import shard_of
 
@@ -107,8 +108,8 @@ class Holding:
     def __init__(self, dispatcher: Dispatcher, team: Team, leases: Mapping[int, Lease]) -> None:
         self.team = team
         self.leases = dict(leases)
-        self.leaving: dict[int, None] = {}
-        """Slots that are to go to another owner."""
+        self.leaving: dict[int, float] = {}
+        """Slots that are to go to another owner, and since when."""
         self.clean = all(lease.clean for lease in leases.values())
         self.seats = [SlotSeat(dispatcher, team, partition.number, self) for partition in team.topic.partitions]
         self.departure: asyncio.Task[None] | None = None
@@ -128,7 +129,8 @@ class Holding:
 
     def leave(self, slots: Iterable[int]) -> None:
         """Let these slots leave, and no others."""
-        self.leaving = dict.fromkeys(slots)
+        now = self.team.clock.monotonic()
+        self.leaving = {slot: self.leaving.get(slot, now) for slot in slots}
         for seat in self.seats:
             seat.tell(Leaving(slots_of(self.leaving)))
 
@@ -148,6 +150,16 @@ class Holding:
             if seat.engine is not None:
                 busy |= seat.engine.busy_slots
         return {slot for slot in slots if busy[slot]}
+
+    def departing(self) -> Departing | None:
+        """Return what is to leave and cannot yet, and what it waits for."""
+        busy = self.busy(self.leaving)
+        if not busy:
+            return None
+        held = {each.slot for seat in self.seats if seat.engine is not None for each in seat.engine.held()}
+        trouble = next((seat.trouble["commit"] for seat in self.seats if "commit" in seat.trouble), "")
+        since = min(self.leaving[slot] for slot in busy)
+        return Departing(tuple(sorted(busy)), since, not busy.isdisjoint(held), trouble)
 
     @property
     def may_join(self) -> bool:

@@ -28,12 +28,13 @@ from penstock.runtime.slots import Holding, dues, spread
 from penstock.runtime.subscriptions import slots_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from penstock.engine.messages import Deliver
     from penstock.engine.share import Slots
     from penstock.rows import Lease, Subscription, TopicInfo
     from penstock.runtime.dispatcher import Dispatcher
+    from penstock.runtime.member import Departing
     from penstock.runtime.seat import Seat
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,10 @@ class Team(Crew):
 
     def _part(self) -> float:
         return sum(len(holding.leases) for holding in self.holdings) / SLOTS
+
+    def leaving(self) -> Iterable[Departing]:
+        """Return which slots are to go to other processes, and cannot yet."""
+        return [found for holding in self.holdings if (found := holding.departing()) is not None]
 
     # --- balancing ----------------------------------------------------------------------------
 

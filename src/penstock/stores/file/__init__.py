@@ -11,6 +11,7 @@ directory: writers take turns (`gate`), readers take no lock at all. An acknowle
     tails                                  128 bytes per partition: how its log ends (`tail`)
     control.db  bulk.db                    the small state, and the payloads of parked events
     members/<number>.json                  who has the store open
+    members/<number>.told                  what it has in hand, as it tells others (`members`)
     topics/<log id>/topic.json             name and settings (`topics`)
     topics/<log id>/<partition>/
         <base>-<epoch>.seg                 a segment: blocks, one after the other

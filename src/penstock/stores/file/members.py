@@ -1,21 +1,23 @@
 """Members: who has a store open.
 
 Each opening is a member with a random number. It holds a lock on the byte of that number for as long as it lives, so
-that everybody sees its death at once, however it dies. `members/<number>.json` only says who it is, for people; what
-the dead have left there is swept by whoever comes next.
+that everybody sees its death at once, however it dies. `members/<number>.json` only says who it is, for people, and
+`members/<number>.told` what it tells others at the moment; it is replaced as a whole, by a rename, and never synced.
+What the dead have left there is believed by nobody, and swept by whoever comes next.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.rows import StoreMember
+from penstock.rows import TELLERS_MAX, TOLD_BYTES_MAX, StoreMember, Told, check_told
 
 if TYPE_CHECKING:
     from penstock.stores.file.gate import Gates
@@ -26,15 +28,18 @@ _own: set[tuple[str, int]] = set()
 os.register_at_fork(after_in_child=_own.clear)
 
 
-class Told(msgspec.Struct, frozen=True):
-    """What the file of a member says."""
+class Says(msgspec.Struct, frozen=True):
+    """What the file of a member says of it."""
 
     process: int
     program: str
     opened_at: int
 
 
-_read_told = msgspec.json.Decoder(Told).decode
+_read_says = msgspec.json.Decoder(Says).decode
+_read_told = msgspec.msgpack.Decoder(list[Told]).decode
+TOLD_FILE_BYTES_MAX: Final = 2 * TELLERS_MAX * TOLD_BYTES_MAX
+"""A file that is larger was not written by a member, and is not read."""
 
 
 class Member:
@@ -46,21 +51,24 @@ class Member:
         self._store_id = store_id
         self._gates = gates
         self._disk = platform.disk
+        self._clock = platform.clock
         self.number = int.from_bytes(platform.random(4), "big")
+        self._telling = threading.Lock()
+        self._told: dict[str, Told] = {}
         gates.enter(self.number)
         _own.add((store_id, self.number))
-        self._tell(platform.clock.time_us())
+        self._disk.make_directory(self._directory)
+        says = Says(os.getpid(), Path(sys.argv[0]).name, platform.clock.time_us())
+        self._write(f"{self.number}.json", msgspec.json.encode(says))
         for name in self._disk.names(self._directory):
-            number = name.removesuffix(".json")
+            number = name.partition(".")[0]
             if number.isdigit() and not self.is_alive(int(number)):
                 self._forget(name)
 
-    def _tell(self, now: int) -> None:
-        told = Told(os.getpid(), Path(sys.argv[0]).name, now)
-        self._disk.make_directory(self._directory)
-        descriptor = self._disk.open(self._directory / f"{self.number}.json", create=True)
+    def _write(self, name: str, data: bytes) -> int:
+        descriptor = self._disk.open(self._directory / name, create=True)
         try:
-            self._disk.write(descriptor, msgspec.json.encode(told), 0)
+            return self._disk.write(descriptor, data, 0)
         finally:
             self._disk.close(descriptor)
 
@@ -79,15 +87,49 @@ class Member:
 
     def _read(self, name: str) -> StoreMember:
         try:
-            descriptor = self._disk.open(self._directory / name, write=False)
-            try:
-                data = self._disk.read(descriptor, self._disk.size(descriptor), 0)
-            finally:
-                self._disk.close(descriptor)
-            told = _read_told(data)
+            says = _read_says(self._bytes(name))
         except (FileNotFoundError, ValueError):  # it enters or leaves at this moment
             return StoreMember(0, "", 0)
-        return StoreMember(told.process, told.program, told.opened_at)
+        return StoreMember(says.process, says.program, says.opened_at)
+
+    def _bytes(self, name: str) -> bytes:
+        descriptor = self._disk.open(self._directory / name, write=False)
+        try:
+            return self._disk.read(descriptor, min(self._disk.size(descriptor), TOLD_FILE_BYTES_MAX), 0)
+        finally:
+            self._disk.close(descriptor)
+
+    # --- what members tell ----------------------------------------------------------------------
+
+    def tell(self, who: str, document: bytes) -> None:
+        """See `Telling`."""
+        with self._telling:
+            told = {name: each for name, each in self._told.items() if name != who}
+            check_told(document, len(told))
+            if document:
+                told[who] = Told(who, self._clock.time_us(), document)
+            if told:
+                self._replace(msgspec.msgpack.encode(list(told.values())))
+            elif self._told:
+                self._forget(f"{self.number}.told")
+            self._told = told
+
+    def _replace(self, data: bytes) -> None:
+        new = f"{self.number}.new"
+        self._forget(new)  # what an earlier attempt has left may be longer
+        if self._write(new, data) != len(data):
+            raise OSError(f"{self._directory / new} was written in part")
+        self._disk.rename(self._directory / new, self._directory / f"{self.number}.told")
+
+    def told(self) -> list[Told]:
+        """See `Telling`."""
+        found: list[Told] = []
+        for name in self._disk.names(self._directory):
+            number, _, kind = name.partition(".")
+            if kind == "told" and number.isdigit() and self.is_alive(int(number)):
+                with suppress(FileNotFoundError, ValueError):  # it leaves at this moment, or is nobody's
+                    found += _read_told(self._bytes(name))
+        return sorted(found)
 
     def is_alive(self, member: int) -> bool:
         """Say whether a member still has the store open."""
@@ -95,6 +137,7 @@ class Member:
 
     def leave(self) -> None:
         """Have the store open no longer."""
-        self._forget(f"{self.number}.json")
+        for kind in ("told", "new", "json"):
+            self._forget(f"{self.number}.{kind}")
         _own.discard((self._store_id, self.number))
         self._gates.leave(self.number)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from penstock.metrics import Reading
     from penstock.ports import Outbox
-    from penstock.rows import Fence, Staged
+    from penstock.rows import Fence, Staged, Told
     from penstock.stores.file.state.database import Database
 
 logger = logging.getLogger(__name__)
@@ -173,6 +173,16 @@ class FileStore:
             members=tuple(self._member.others()),
             faults=tuple(self.log.faults()),
         )
+
+    def tell(self, who: str, document: bytes) -> None:
+        """See `Telling`."""
+        self.check_open()
+        self._member.tell(who, document)
+
+    def told(self) -> list[Told]:
+        """See `Telling`."""
+        self.check_open()
+        return self._member.told()
 
     def abandon(self) -> None:
         """Refuse every call, in a child of the process that opened it; nothing that was inherited is touched."""

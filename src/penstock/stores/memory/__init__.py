@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from penstock.clock import Clock, SystemClock
 from penstock.ports import Capabilities
+from penstock.rows import Told, check_told
 from penstock.settings import MemorySettings
 from penstock.stores.memory.cursors import MemoryCursors, MemoryLeases, MemoryParkedRows
 from penstock.stores.memory.entrances import MemoryManifests, MemoryNotifier, MemoryOutbox, MemorySchedule
@@ -33,6 +34,20 @@ class MemoryStore:
         self.schedule = MemorySchedule(self._state)
         self.outbox = MemoryOutbox(self._state)
         self.manifests = MemoryManifests(self._state)
+        self._told: dict[str, Told] = {}
+
+    def tell(self, who: str, document: bytes) -> None:
+        """See `Telling`."""
+        with self._state:
+            check_told(document, len(self._told.keys() - {who}))
+            self._told.pop(who, None)
+            if document:
+                self._told[who] = Told(who, self._state.clock.time_us(), document)
+
+    def told(self) -> list[Told]:
+        """See `Telling`."""
+        with self._state:
+            return sorted(self._told.values())
 
     def close(self) -> None:
         """Refuse every further call; what was stored goes with the last reference."""

@@ -26,6 +26,7 @@ from penstock.testing.conformance.parked import ParkedRowsConformance
 from penstock.testing.conformance.producers import ProducersConformance
 from penstock.testing.conformance.retention import RetentionConformance
 from penstock.testing.conformance.settling import SettlingConformance
+from penstock.testing.conformance.telling import TellingConformance
 from penstock.testing.conformance.threads import ThreadsConformance
 
 __all__ = ["StoreConformance"]
@@ -43,6 +44,7 @@ class StoreConformance(
     OutboxConformance,
     ManifestsConformance,
     NotifierConformance,
+    TellingConformance,
     ThreadsConformance,
     LifetimeConformance,
 ):
