@@ -186,7 +186,7 @@ async def test_what_stays_the_same_is_told_again_only_so_often_and_ages_when_its
 
 
 async def test_delivery_goes_on_when_nothing_can_be_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_who: str, _document: bytes) -> None:
+    def fail(who: str, document: bytes) -> None:
         raise OSError("no space left")
 
     world.store.tell = fail

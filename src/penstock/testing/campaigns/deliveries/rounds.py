@@ -191,7 +191,7 @@ class Round:
 
     def _stand_in(self, frozen: Child) -> None:
         """Let another process take over from a frozen one, and wake that then: it must change nothing."""
-        _wait_until_stopped(frozen.pid)
+        wait_until_stopped(frozen.pid)
         self._live(None)
         frozen.signal(signal.SIGCONT)
         before = len(self.books.records)
@@ -210,7 +210,7 @@ class Round:
             store.close()
 
 
-def _wait_until_stopped(pid: int) -> None:
+def wait_until_stopped(pid: int) -> None:
     """Return when all threads of a process stand still, as it has asked for itself."""
     status = Path(f"/proc/{pid}/stat")
     end = time.monotonic() + SILENT_SECONDS

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.clock import SystemClock
 from penstock.engine.policy import SHORT_DELAY_SECONDS
+from penstock.runtime.subscriptions import SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -189,10 +190,14 @@ class Scene(NamedTuple):
     changes: bool = False
     """When all is done, its policy is changed."""
     lease_seconds: float = LEASE_SECONDS
+    second: bool = False
+    """Of two processes at a time, the one that comes later is ended, and not the one that was there."""
+    kills_first: bool = False
+    """The one that was there is killed, too, once the other has its part."""
 
     def freezing(self) -> Scene:
         """Return the scene for processes that are frozen: others can take over, and soon."""
-        mode = self.mode if self.named else "failover"
+        mode = self.mode if self.named or self.mode in SHARED else "failover"
         return self._replace(mode=mode, lease_seconds=FREEZE_LEASE_SECONDS)
 
 
@@ -240,6 +245,51 @@ SCENES: Final = {
     ),
     "a parked event that kills": Scene(lines("a:park a:kill b:ack a:ack"), max_retries=1),
 }
+
+
+# --- subscriptions that are shared ------------------------------------------------------------
+
+MANY: Final = lines(
+    "a:ack b:ack c:retry d:ack e:ack f:ack g:ack h:ack i:ack j:ack k:retry l:ack m:ack n:ack o:ack p:ack "
+    "a:ack b:ack c:ack d:ack e:ack f:retry g:ack h:ack i:ack j:ack k:ack l:ack m:ack n:ack o:ack p:ack"
+)
+"""Keys of so many slots that each of two processes has several."""
+MIXED: Final = lines(
+    "a:ack b:park c:retry d:reject e:ack f:ack g:park-twice h:ack i:exhaust j:ack k:retry l:ack m:ack n:park o:ack "
+    "p:ack a:ack b:ack c:ack d:ack e:ack f:retry g:ack h:ack i:ack j:ack k:ack l:ack m:reject n:ack o:ack p:ack"
+)
+KILLING: Final = lines("a:ack b:ack c:kill d:ack e:ack f:ack g:ack h:ack c:ack a:ack b:ack")
+
+TOGETHER: Final = {
+    f"{name}, {mode}": scene._replace(mode=mode)
+    for mode in SHARED
+    for name, scene in {
+        "another one comes": Scene(MANY),
+        "comes to another one": Scene(MANY, second=True),
+        "takes over": Scene(MANY, second=True, kills_first=True),
+        "a bit of everything": Scene(MIXED, window=10),
+        "a bit of everything, taken over": Scene(MIXED, second=True, kills_first=True, window=10, partitions=2),
+        "an event that kills": Scene(KILLING, max_retries=1),
+    }.items()
+}
+"""Scenes of two processes at a time that share a subscription."""
+
+
+def any_shared_scene(chance: random.Random) -> Scene:
+    """Return a scene of a shared subscription as chance will have it."""
+    acts = [act for act in Act if act not in {Act.KILL, Act.OVERTIME}]
+    weights = [6 if act is Act.ACK else 1 for act in acts]
+    count = chance.randint(8, 40)
+    keys = "abcdefghijklmnop"[: chance.randint(4, 16)]
+    return Scene(
+        tuple(Line(chance.choice(keys).encode(), act) for act in chance.choices(acts, weights, k=count)),
+        mode=chance.choice(SHARED),
+        window=chance.choice([4, 10, 1_000]),
+        max_retries=8,
+        partitions=chance.choice([1, 1, 2]),
+        second=chance.random() < 0.5,
+        kills_first=chance.random() < 0.5,
+    )
 
 
 def any_scene(chance: random.Random) -> Scene:

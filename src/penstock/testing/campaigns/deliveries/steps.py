@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
 from penstock.engine.suspects import MARKED
 from penstock.rows import ParkedFilter
@@ -77,12 +77,7 @@ CHANGING: Final = {
     "schedule": ("add", "cancel", "claim", "done"),
     "manifests": ("prepare", "finish", "forget"),
 }
-"""Every call that changes a store, by port …"""
-_NAMED: Final = {
-    "log.create_topic", "log.append", "cursors.put_subscription", "cursors.commit", "cursors.forget_settlements",
-    "parked.replay", "parked.purge", "leases.acquire", "leases.renew", "leases.release", "leases.release_some",
-}  # fmt: skip
-"""… and those that a delivery makes."""
+"""Every call that changes a store, by port."""
 _LEASES: Final = {"shard": "the shard", "process": "the process", "ledger": "the ledger"}
 _RENEWALS: Final = {"process": "renewal of the process's lease", "ledger": "renewal of the ledger's lease"}
 
@@ -226,6 +221,8 @@ class Steps:
         self._tell = tell
         self._fault = fault
         self._came = 0
+        self.armed = True
+        """Whether it is counted how often the process comes where it is ended."""
         self._turn = threading.Lock()
         self._epochs: dict[int, tuple[str, int]] = {}
         self.failed = Failed(set(), set())
@@ -239,11 +236,17 @@ class Steps:
         self._acquire, self._renew = store.leases.acquire, store.leases.renew
         self._release, self._release_some = store.leases.release, store.leases.release_some
 
+    NAMED: ClassVar = {
+        "log.create_topic", "log.append", "cursors.put_subscription", "cursors.commit", "cursors.forget_settlements",
+        "parked.replay", "parked.purge", "leases.acquire", "leases.renew", "leases.release", "leases.release_some",
+    }  # fmt: skip
+    """Those that a delivery makes."""
+
     def wrap(self) -> None:
         """Be asked from now on."""
         for port, names in CHANGING.items():
             for name in names:
-                mine = f"{port}.{name}" in _NAMED
+                mine = f"{port}.{name}" in self.NAMED
                 setattr(getattr(self._store, port), name, getattr(self, name) if mine else self._nameless(name))
 
     def _nameless(self, name: str) -> Callable[..., None]:
@@ -278,7 +281,13 @@ class Steps:
 
     def _come(self, step: str, side: str) -> None:
         fault = self._fault
-        if fault is None or side != fault.side or (fault.step or step) != step or (not fault.step and step == HANDLER):
+        if (
+            fault is None
+            or not self.armed
+            or side != fault.side
+            or (fault.step or step) != step
+            or (not fault.step and step == HANDLER)
+        ):
             return
         self._came += 1
         if self._came == fault.comes:
@@ -385,8 +394,7 @@ class Steps:
 
     def acquire(self, name: str, owner: str, seconds: float, *, under: Lease | None = None) -> Lease | None:
         with self._turn:
-            kind = name.partition("/")[0]
-            step = f"lease of {_LEASES.get(kind, f'{name}, which has no name')}"
+            step = f"lease of {self._whose(name)}"
             return self._step(step, lambda: self._acquire(name, owner, seconds, under=under), self._took)
 
     def _took(self, lease: Lease | None) -> Iterable[Took]:
@@ -401,17 +409,19 @@ class Steps:
             step = _RENEWALS.get(kind, f"renewal of {kind}, which has no name")
             return self._step(step, lambda: self._renew(leases, seconds))
 
+    def _whose(self, name: str) -> str:
+        """Return what a lease is of."""
+        return _LEASES.get(name.partition("/")[0], f"{name}, which has no name")
+
     def release(self, lease: Lease, *, clean: bool = True) -> None:
         with self._turn:
-            kind = lease.name.partition("/")[0]
-            step = f"release of {_LEASES.get(kind, f'{kind}, which has no name')}"
+            step = f"release of {self._whose(lease.name)}"
             self._step(step, lambda: self._release(lease, clean=clean))
 
     def release_some(self, leases: Sequence[Lease], *, clean: bool = True) -> list[Lease]:
         with self._turn:
-            [kind] = {lease.name.partition("/")[0] for lease in leases}
-            step = f"release of {_LEASES.get(kind, f'{kind}, which has no name')}"
-            return self._step(step, lambda: self._release_some(leases, clean=clean))
+            [whose] = {self._whose(lease.name) for lease in leases}
+            return self._step(f"release of {whose}", lambda: self._release_some(leases, clean=clean))
 
     def epoch(self, partition: int) -> int:
         """Return the epoch that this process has of a shard."""
