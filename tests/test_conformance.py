@@ -31,7 +31,17 @@ from penstock.errors import (
 from penstock.offsets import Range, RangeSet
 from penstock.ports import Capabilities, Store
 from penstock.producers import PRODUCER_IDLE_SECONDS
-from penstock.rows import MANIFESTS_KEPT, Appended, Commit, Manifest, ParkedFilter, Partition, Scheduled, Staged
+from penstock.rows import (
+    MANIFESTS_KEPT,
+    TOLD_BYTES_MAX,
+    Appended,
+    Commit,
+    Manifest,
+    ParkedFilter,
+    Partition,
+    Scheduled,
+    Staged,
+)
 from penstock.settings import MemorySettings
 from penstock.stores.memory import MemoryStore
 from penstock.stores.memory.log import PartitionLog
@@ -846,6 +856,30 @@ def a_listeners_error_reaches_the_publisher(store: MemoryStore, _: Any, partitio
             callback(partition)
     except ZeroDivisionError as error:
         raise PenstockError("a listener failed") from error
+
+
+# --- planted in what is told -----------------------------------------------------------------
+
+
+@planted("tell", "test_what_was_told_last_is_heard_with_its_time")
+def what_was_told_first_stays(store: MemoryStore, right: Any, who: str, document: bytes) -> None:
+    if not document or who not in store._told:
+        right(who, document)
+
+
+@planted("tell", "test_whoever_has_nothing_to_tell_is_not_heard")
+def nothing_is_told_as_something(store: MemoryStore, right: Any, who: str, document: bytes) -> None:
+    right(who, document or b"nothing")
+
+
+@planted("tell", "test_too_much_is_refused_and_changes_nothing")
+def what_is_too_much_is_cut_off(store: MemoryStore, right: Any, who: str, document: bytes) -> None:
+    right(who, document[:TOLD_BYTES_MAX])
+
+
+@planted("told", "test_a_closed_store_tells_nothing")
+def a_closed_store_still_tells(store: MemoryStore, right: Any) -> Any:
+    return [] if store._state.closed else right()
 
 
 # --- planted in the store's life -------------------------------------------------------------

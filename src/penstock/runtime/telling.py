@@ -48,7 +48,9 @@ SHARDS_TOLD: Final = 128
 SUBSCRIPTIONS_TOLD: Final = 200
 """Those with something in hand that is the oldest."""
 SEATS_AT_A_TIME: Final = 64
-"""So many are looked at before others have the event loop."""
+"""So many are looked at before others have the event loop …"""
+BUSY_SEATS_AT_A_TIME: Final = 4
+"""… and so many of those that have something in hand: there each event is looked at, in columns."""
 CLOCK_US: Final = 1_000_000
 """The clock on the wall may differ by so much from how it began before times are told anew."""
 
@@ -244,19 +246,22 @@ class Teller(Loop):
             if looked_at >= SEATS_AT_A_TIME:
                 looked_at = 0
                 await asyncio.sleep(0)
-            doing = self._doing(members)
+            doing = await self._doing(members)
             if doing.in_flight or doing.staying:
                 found.append(doing)
         return tuple(found)
 
-    def _doing(self, members: list[Member]) -> Doing:
+    async def _doing(self, members: list[Member]) -> Doing:
         busy = [
             seat for member in members for seat in member.seats if seat.engine is not None and seat.engine.in_flight
         ]
         shards: list[InHand] = []
-        for seat in busy:
-            if len(shards) < SHARDS_TOLD:
-                shards += self._in_hand(seat)
+        for number, seat in enumerate(busy, 1):
+            if len(shards) >= SHARDS_TOLD:
+                break
+            shards += self._in_hand(seat)
+            if number % BUSY_SEATS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
         now = self._clock.monotonic()
         work = [each for member in members for each in member.at_work() if now - each.began >= LONG_SECONDS]
         return Doing(
@@ -270,8 +275,8 @@ class Teller(Loop):
         )
 
     def _in_hand(self, seat: Seat) -> Iterable[InHand]:
-        assert seat.engine is not None
-        for held in seat.engine.held():
+        # It may have been lost while others had the event loop.
+        for held in () if seat.engine is None else seat.engine.held():
             slot = seat.berth or held.slot
             yield InHand(partition=seat.shard.partition, slot=slot, events=held.events, since_us=self._us(held.since))
 

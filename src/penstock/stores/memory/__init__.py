@@ -52,3 +52,4 @@ class MemoryStore:
     def close(self) -> None:
         """Refuse every further call; what was stored goes with the last reference."""
         self._state.closed = True
+        self._told.clear()

@@ -11,17 +11,18 @@ from penstock.rows import TELLERS_MAX, TOLD_BYTES_MAX, Told
 from penstock.testing.conformance.opening import StoreOpening
 
 
+def telling_of(store: Store) -> Telling:
+    """Return the store as one that can tell, or skip the test."""
+    if not isinstance(store, Telling):
+        pytest.skip("telling: `Telling`, which this store cannot do")
+    return store
+
+
 class TellingConformance(StoreOpening):
     """See `Telling`."""
 
-    @pytest.fixture
-    def telling(self, store: Store) -> Telling:
-        """Return the store, as one that can tell."""
-        if not isinstance(store, Telling):
-            pytest.skip("telling: capability `Telling`, which this store does not have")
-        return store
-
-    def test_what_was_told_last_is_heard_with_its_time(self, telling: Telling, clock: VirtualClock) -> None:
+    def test_what_was_told_last_is_heard_with_its_time(self, store: Store, clock: VirtualClock) -> None:
+        telling = telling_of(store)
         assert telling.told() == []
         telling.tell("b", b"first")
         began = clock.time_us()
@@ -32,14 +33,16 @@ class TellingConformance(StoreOpening):
         telling.tell("a", b"short")
         assert [told[::2] for told in telling.told()] == [("a", b"short")]
 
-    def test_whoever_has_nothing_to_tell_is_not_heard(self, telling: Telling) -> None:
+    def test_whoever_has_nothing_to_tell_is_not_heard(self, store: Store) -> None:
+        telling = telling_of(store)
         telling.tell("a", b"")
         telling.tell("b", b"something")
         telling.tell("b", b"")
         telling.tell("b", b"")
         assert telling.told() == []
 
-    def test_too_much_is_refused_and_changes_nothing(self, telling: Telling) -> None:
+    def test_too_much_is_refused_and_changes_nothing(self, store: Store) -> None:
+        telling = telling_of(store)
         telling.tell("a", b"before")
         with pytest.raises(UsageError):
             telling.tell("a", b"x" * (TOLD_BYTES_MAX + 1))
@@ -53,7 +56,8 @@ class TellingConformance(StoreOpening):
         telling.tell("a", b"after")
         assert [told.document for told in telling.told()] == [b"after"] + [b"x"] * (TELLERS_MAX - 1)
 
-    def test_a_closed_store_tells_nothing(self, telling: Telling, store: Store) -> None:
+    def test_a_closed_store_tells_nothing(self, store: Store) -> None:
+        telling = telling_of(store)
         telling.tell("a", b"x")
         store.close()
         with pytest.raises(StoreClosed):
@@ -61,9 +65,8 @@ class TellingConformance(StoreOpening):
         with pytest.raises(StoreClosed):
             telling.told()
 
-    def test_nothing_of_it_is_there_when_the_store_is_opened_again(
-        self, telling: Telling, store: Store, clock: VirtualClock
-    ) -> None:
+    def test_nothing_of_it_is_there_when_the_store_is_opened_again(self, store: Store, clock: VirtualClock) -> None:
+        telling = telling_of(store)
         if not store.capabilities.durable:
             pytest.skip("opening again: capability `durable`, which this store does not declare")
         telling.tell("a", b"x")
