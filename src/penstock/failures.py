@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -68,10 +69,17 @@ def trace_of(error: BaseException) -> str:
 
 def fingerprint(error_type: str, message: str = "", trace: str = "") -> str:
     """Return 16 hexadecimal digits that tell one cause from another."""
-    # Each function counts once, from the innermost outward: the depth of a recursion says nothing.
-    functions = dict.fromkeys(f"{_end_of(file)}:{name}" for file, name in reversed(_FRAME.findall(trace)))
-    known_by = list(functions) or [_VARIABLE.sub("?", message[:MESSAGE_CHARACTERS_MAX])]
+    known_by = _functions(trace) or (_VARIABLE.sub("?", message[:MESSAGE_CHARACTERS_MAX]),)
     return xxhash.xxh64_hexdigest("\0".join([error_type, *known_by]).encode("utf-8", "surrogatepass"))
+
+
+@lru_cache(maxsize=256)  # of many failures most have the same few tracebacks
+def _functions(trace: str) -> tuple[str, ...]:
+    """Return the functions that a traceback went through, from the innermost outward.
+
+    Each counts once: the depth of a recursion says nothing.
+    """
+    return tuple(dict.fromkeys(f"{_end_of(file)}:{name}" for file, name in reversed(_FRAME.findall(trace))))
 
 
 def _end_of(file: str) -> str:

@@ -213,6 +213,11 @@ class ParkedRows(Protocol):
     ) -> list[Parked]:
         """Return rows ordered by (partition, offset), beginning after the given pair."""
 
+    def places(
+        self, filter: ParkedFilter, *, after: tuple[int, int] | None = None, limit: int = 100
+    ) -> list[tuple[int, int]]:
+        """Return the partition and offset of each row that `page` would return, without looking at its event."""
+
     def count(self, filter: ParkedFilter) -> dict[ParkedState, int]:
         """Return how many rows there are in each state; all three states are keys."""
 

@@ -166,12 +166,15 @@ def shown_time_us(time_us: int) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar for work that takes long, if stderr is a terminal; gives a function of bytes done and in all."""
+def progress(what: str, *, counted: bool = False) -> Iterator[Callable[[int, int | None], None]]:
+    """Show a bar for work that takes long, if stderr is a terminal; gives a function of bytes done and in all.
+
+    `counted`: of things done and in all, instead of bytes.
+    """
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return
-    bar = _Bar(what)
+    bar = _Bar(what, counted=counted)
     try:
         yield bar.update
     finally:
@@ -179,10 +182,11 @@ def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 class _Bar:
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *, counted: bool) -> None:
         from penstock.clock import SystemClock
 
         self._what = what
+        self._counted = counted
         self._clock = SystemClock()
         self._begun = self._clock.monotonic()
         self._shown: tuple[Progress, TaskID] | None = None
@@ -196,13 +200,20 @@ class _Bar:
 
     def _start(self) -> tuple[Progress, TaskID]:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         console = Console(stderr=True, color_system=None if os.environ.get("NO_COLOR") else "auto")
         bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            DownloadColumn(binary_units=True),
+            MofNCompleteColumn() if self._counted else DownloadColumn(binary_units=True),
             TimeRemainingColumn(),
             console=console,
             transient=True,

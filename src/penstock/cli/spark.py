@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,18 +60,17 @@ def sql(
 def _run(spark: SparkSession, query: str, known: list[str]) -> DataFrame:
     from pyspark.errors import AnalysisException
 
-    # PySpark also logs what it raises, with all of Java's stack.
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    from penstock.spark.complaints import in_one_line, not_logged
+
     try:
-        return spark.sql(query)
+        with not_logged():
+            return spark.sql(query)
     except AnalysisException as error:
         if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
             name = (error.getMessageParameters() or {}).get("relationName", "").strip("`")
             shown = [topic for topic in known if not topic.startswith("_")]
             raise UsageError(f"there is no topic {name!r}{did_you_mean(name, shown)}") from None
-        # What follows the first lines is Spark's own plan.
-        lines = [line.strip() for line in str(error).split("\nJVM stacktrace")[0].splitlines() if line.strip()]
-        raise UsageError(f"Spark does not understand this query: {' '.join(lines[:4])}") from None
+        raise UsageError(f"Spark does not understand this query: {in_one_line(error)}") from None
 
 
 def _numbers(frame: DataFrame) -> set[str]:

@@ -6,7 +6,9 @@ here makes it pleasant from Python:
 * `session()` gives a session with the right settings, or says what is missing;
 * `read(spark, bus, topic)` and `stream(spark, bus, topic, subscription=…)` are DataFrames of a topic's events;
 * `decode(df, EventClass)` turns their payloads into typed columns;
-* `register_views(spark, url, names)` makes tables of topics for SQL.
+* `register_views(spark, url, names)` makes tables of topics for SQL;
+* `dead_letters(spark, bus, topic, subscription)` is a DataFrame of what subscriptions gave up on;
+* `preview_redrive(…)` chooses some of them, and `redrive(bus, job)` brings them back.
 
 Needs the extra `spark`: `pip install 'penstock[spark]'`, and Java 17 or later. Importing this module needs neither.
 """
@@ -22,10 +24,16 @@ if TYPE_CHECKING:
     from penstock.spark.frames import read as read
     from penstock.spark.frames import register_views as register_views
     from penstock.spark.frames import stream as stream
+    from penstock.spark.letters import dead_letters as dead_letters
+    from penstock.spark.pipelines.redrive import preview_redrive as preview_redrive
+    from penstock.spark.pipelines.redrive import redrive as redrive
 
 _HOMES = {
+    "dead_letters": "penstock.spark.letters",
     "decode": "penstock.spark.decoding",
+    "preview_redrive": "penstock.spark.pipelines.redrive",
     "read": "penstock.spark.frames",
+    "redrive": "penstock.spark.pipelines.redrive",
     "register_views": "penstock.spark.frames",
     "stream": "penstock.spark.frames",
 }

@@ -4,4 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from penstock.cli.pipelines.redrive import redrive
+
 app = typer.Typer(help="Archive, audit, redrive and project events with Spark.", no_args_is_help=True)
+app.command("redrive")(redrive)

@@ -199,6 +199,11 @@ class MemoryParkedRows:
             rows = self._matching(filter)
             return [row for row in rows if after is None or row.key[2:] > after][:limit]
 
+    def places(
+        self, filter: ParkedFilter, *, after: tuple[int, int] | None = None, limit: int = 100
+    ) -> list[tuple[int, int]]:
+        return [row.key[2:] for row in self.page(filter, after=after, limit=limit)]
+
     def count(self, filter: ParkedFilter) -> dict[ParkedState, int]:
         with self._state:
             counts: dict[ParkedState, int] = {"waiting": 0, "dead": 0, "done": 0}

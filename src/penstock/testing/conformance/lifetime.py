@@ -85,6 +85,7 @@ def calls(store: Store, topic: TopicInfo) -> dict[str, Callable[[], object]]:
         "Cursors.settlements": lambda: cursors.settlements(1),
         "Cursors.forget_settlements": lambda: cursors.forget_settlements(0),
         "ParkedRows.page": lambda: parked.page(rows),
+        "ParkedRows.places": lambda: parked.places(rows),
         "ParkedRows.count": lambda: parked.count(rows),
         "ParkedRows.due": lambda: parked.due(rows, 0),
         "ParkedRows.waiting": lambda: parked.waiting(rows),

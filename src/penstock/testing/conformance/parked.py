@@ -118,6 +118,9 @@ class ParkedRowsConformance(StoreOpening):
             paged: list[tuple[int, int]] = []
             while page := store.parked.page(billing(topic), after=paged[-1] if paged else None, limit=limit):
                 assert len(page) <= limit
+                assert store.parked.places(billing(topic), after=paged[-1] if paged else None, limit=limit) == places(
+                    page
+                )
                 paged += places(page)
             assert paged == order
         # A row that is gone by now still says where to go on.
@@ -225,6 +228,7 @@ class ParkedRowsConformance(StoreOpening):
         some = billing(topic, offsets=frozenset({1, 3}))
         assert places(store.parked.page(some)) == [(0, 1), (0, 3), (1, 1), (1, 3)]
         assert places(store.parked.page(some, after=(0, 1), limit=2)) == [(0, 3), (1, 1)]
+        assert store.parked.places(some, after=(0, 1), limit=2) == [(0, 3), (1, 1)]
         assert store.parked.count(some) == {"waiting": 0, "dead": 4, "done": 0}
         assert store.parked.replay(some, now=5, limit=3) == 3
         assert places(store.parked.due(some, 5)) == places(store.parked.waiting(some)) == [(0, 1), (0, 3), (1, 1)]
@@ -274,9 +278,12 @@ class ParkedRowsConformance(StoreOpening):
     def test_a_replay_keeps_to_its_limit(self, store: Store, topic: TopicInfo) -> None:
         shard = filled(store, topic)
         park(store, *(a_parked(shard, offset) for offset in range(5)))
+        park(store, a_parked(shard, 1, state="waiting"))  # which does not count
+        assert store.parked.replay(billing(topic), now=0, limit=0) == 0
         assert store.parked.replay(billing(topic), now=0, limit=3) == 3
-        assert store.parked.count(billing(topic)) == {"waiting": 3, "dead": 2, "done": 0}
-        assert store.parked.replay(billing(topic), now=0, limit=3) == 2
+        assert [row.offset for row in store.parked.waiting(billing(topic))] == [0, 1, 2, 3]
+        assert store.parked.replay(billing(topic), now=0, limit=3) == 1
+        assert store.parked.count(billing(topic)) == {"waiting": 5, "dead": 0, "done": 0}
 
     def test_a_purge_removes_dead_and_done_rows_and_never_waiting_ones(self, store: Store, topic: TopicInfo) -> None:
         shard = filled(store, topic)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MASTER = "local[*]"
 SIZES = Sizes()
-PARTS: tuple[str, ...] = ()
+PARTS: tuple[str, ...] = ("redrive",)
 
 
 def figures(rounds: int) -> Iterator[Figure]:

@@ -11,3 +11,5 @@ class Sizes:
 
     rounds_max: int = 3
     """Each round takes many seconds."""
+    redrive_letters: int = 100_000
+    redrive_partitions: int = 4

@@ -81,6 +81,9 @@ OFFSETS_SINGLY_MAX = 1_000
 # Where a row's values are.
 _STATE, _DUE_AT, _ATTEMPTS, _REPLAY, _JOB = 5, 7, 8, 9, 14
 
+_DEAD: frozenset[ParkedState] = frozenset({"dead"})
+_WAITING: frozenset[ParkedState] = frozenset({"waiting"})
+
 ParkedKey = tuple[str, str, int, int]
 
 
@@ -142,6 +145,20 @@ class FileParkedRows:
             after = (rows[-1].shard.partition, rows[-1].offset)
         return found
 
+    def places(
+        self, filter: ParkedFilter, *, after: tuple[int, int] | None = None, limit: int = 100
+    ) -> list[tuple[int, int]]:
+        self._log.check_open()
+        found: list[tuple[int, int]] = []
+        while len(found) < limit:
+            count = min(limit - len(found), ROWS_AT_A_TIME)
+            rows = self._control.read(lambda connection: _page(connection, filter, after, count))  # noqa: B023 - run here
+            found += [values[2:4] for values in rows]
+            if len(rows) < count:
+                break
+            after = found[-1]
+        return found
+
     def count(self, filter: ParkedFilter) -> dict[ParkedState, int]:
         self._log.check_open()
         counts: dict[ParkedState, int] = {"waiting": 0, "dead": 0, "done": 0}
@@ -160,8 +177,7 @@ class FileParkedRows:
 
     def waiting(self, filter: ParkedFilter) -> list[Waiting]:
         self._log.check_open()
-        states: frozenset[ParkedState] = frozenset({"waiting"})
-        filter = structs.replace(filter, states=states if filter.states is None else states & filter.states)
+        filter = _in_states(filter, _WAITING)
         if not _few_offsets(filter):
             # Most often few rows wait and many are dead, so that the index of those that wait is the short way. If
             # they are many, they are read by their place, which does not change while others write.
@@ -204,9 +220,7 @@ class FileParkedRows:
         return self._change(filter, None, lambda values: (*values[:_JOB], job, *values[_JOB + 1 :]))
 
     def replay(self, filter: ParkedFilter, now: int, *, limit: int | None = None) -> int:
-        def revived(values: Row) -> Row | None:
-            if values[_STATE] != "dead":
-                return None
+        def revived(values: Row) -> Row:
             return (
                 *values[:_STATE],
                 "waiting",
@@ -219,21 +233,17 @@ class FileParkedRows:
                 *values[_JOB + 1 :],
             )
 
-        return self._change(filter, limit, revived)
+        return self._change(_in_states(filter, _DEAD), limit, revived)
 
-    def _change(self, filter: ParkedFilter, limit: int | None, change: Callable[[Row], Row | None]) -> int:
+    def _change(self, filter: ParkedFilter, limit: int | None, change: Callable[[Row], Row]) -> int:
         self._log.check_open()
 
         def work(connection: sqlite3.Connection) -> int:
             changed = 0
-            for rows in _pages(connection, filter):
-                new = [values for values in map(change, rows) if values is not None]
-                if limit is not None:
-                    new = new[: max(limit - changed, 0)]
-                connection.executemany(UPDATE_PARKED, [_of_update(PARKED.seal(values)) for values in new])
+            for rows in _pages(connection, filter, limit):
+                new = [_of_update(PARKED.seal(change(values))) for values in rows]
+                connection.executemany(UPDATE_PARKED, new)
                 changed += len(new)
-                if limit is not None and changed >= limit:
-                    break
             if changed:
                 raise_revision(connection)
             return changed
@@ -267,12 +277,27 @@ def _page(connection: sqlite3.Connection, wanted: ParkedFilter, after: tuple[int
     return PARKED.checked_all(connection.execute(statement, _parameters(wanted) | place).fetchall())
 
 
-def _pages(connection: sqlite3.Connection, wanted: ParkedFilter) -> Iterator[list[Row]]:
-    """Go through all rows that are meant, a part at a time; a part may be changed while it is looked at."""
+def _pages(connection: sqlite3.Connection, wanted: ParkedFilter, limit: int | None = None) -> Iterator[list[Row]]:
+    """Go through all rows that are meant, or the first ones, a part at a time.
+
+    A part may be changed while it is looked at. No more rows are read than the limit says: others wait meanwhile.
+    """
     after: tuple[int, int] | None = None
-    while rows := _page(connection, wanted, after, ROWS_AT_A_TIME):
-        yield rows
+    left = limit
+    while left is None or left > 0:
+        count = ROWS_AT_A_TIME if left is None else min(left, ROWS_AT_A_TIME)
+        rows = _page(connection, wanted, after, count)
+        if rows:
+            yield rows
+        if len(rows) < count:
+            return
         after = rows[-1][2:4]
+        left = None if left is None else left - count
+
+
+def _in_states(wanted: ParkedFilter, states: frozenset[ParkedState]) -> ParkedFilter:
+    """Return a filter that means the same rows, as far as they are in one of these states."""
+    return structs.replace(wanted, states=states if wanted.states is None else states & wanted.states)
 
 
 def _few_offsets(wanted: ParkedFilter) -> bool:
