@@ -55,7 +55,7 @@ def run(program: Path, directory: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -67,7 +67,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
+def _marked(program: Path) -> object:
+    marks = [pytest.mark.spark] if "penstock.spark" in program.read_text() else []
+    return pytest.param(program, id=program.stem, marks=marks)
+
+
+@pytest.mark.parametrize("program", map(_marked, PROGRAMS))
 def test_an_example_prints_what_it_promises_and_leaves_nothing_behind(program: Path, tmp_path: Path) -> None:
     assert run(program, tmp_path) == expected_output(program)
     assert list(tmp_path.iterdir()) == []

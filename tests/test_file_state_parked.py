@@ -66,6 +66,9 @@ def test_all_waiting_rows_come_however_many_there_are(
     assert [(row.shard.partition, row.offset) for row in found] == order
     assert store.parked.count(billing(topic)) == {"waiting": 11, "dead": 5, "done": 0}
     assert store.parked.waiting(billing(topic, states=frozenset({"dead"}))) == []
+    every = order[:7] + [(0, row.offset) for row in dead] + order[7:]
+    assert store.parked.places(billing(topic), limit=1_000) == every
+    assert store.parked.places(billing(topic), after=every[1], limit=9) == every[2:11]
 
 
 @pytest.mark.parametrize("singly", [0, 3, 1_000])
@@ -95,6 +98,15 @@ def test_a_few_offsets_are_looked_up_and_not_searched_for(store: StateStore, top
     found = [step for step in plan if "parked" in step]
     assert found[-1].endswith("PRIMARY KEY (log_id=? AND subscription=? AND partition=? AND offset=?)")
     assert all(step.startswith("SEARCH") for step in found)
+
+
+def test_the_events_of_a_page_are_looked_up_and_not_searched_for(store: StateStore) -> None:
+    given = {"log_id": "", "subscription": "", "places": "[[0, 1, 2]]"}
+    plan = store.databases.bulk.read(
+        lambda bulk: bulk.execute(f"EXPLAIN QUERY PLAN {payloads.SELECT_PAYLOADS}", given).fetchall()
+    )
+    key = "(log_id=? AND subscription=? AND partition=? AND offset=? AND version=?)"
+    assert plan[-1][3] == f"SEARCH payloads USING INDEX sqlite_autoindex_payloads_1 {key}"
 
 
 def test_waiting_rows_are_found_by_their_index_and_not_among_the_dead(store: StateStore, topic: TopicInfo) -> None:

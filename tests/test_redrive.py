@@ -214,6 +214,27 @@ def test_two_runs_at_once_share_the_work(store: Store, topic: TopicInfo, monkeyp
     assert {row for name in NAMES for row in kept(store, topic, name).values()} == {Kept("waiting", 1, "")}
 
 
+def test_a_letter_that_another_job_takes_while_a_run_is_at_it_is_left_to_that_job(
+    store: Store, topic: TopicInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redrive, "ROWS_TOGETHER", 2)
+    places = [("billing", 0, offset) for offset in range(6)]
+    put(store, (a_letter(topic, *place) for place in places))
+    job = a_job(store, topic, places)
+    later: list[str] = []
+
+    def between(_done: int, _total: int) -> None:
+        if not later:
+            later.append(a_job(store, topic, places[3:5]))
+            # And one comes back by hand, and dies again.
+            put(store, [a_letter(topic, *places[5], replay=1)])
+
+    done = bring_back(store, job, progress=between)
+    assert (done.found, done.replayed, done.left) == (6, 3, 0)
+    mine, others = Kept("waiting", 1, ""), Kept("dead", 0, later[0])
+    assert list(kept(store, topic, "billing").values()) == [mine] * 3 + [others] * 2 + [Kept("dead", 1, "")]
+
+
 def test_a_job_that_nobody_has_marked_is_a_mistake_unless_it_is_done(store: Store, topic: TopicInfo) -> None:
     with pytest.raises(UsageError, match="no dead letter is marked with 'redrive-1'"):
         bring_back(store, "redrive-1")

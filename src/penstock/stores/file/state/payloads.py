@@ -13,6 +13,7 @@ payloads are there and not doomed; if not, it writes them again. Both decisions 
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,13 @@ INSERT_PAYLOAD = "INSERT INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?)"
 SELECT_PAYLOAD = """
 SELECT log_id, subscription, partition, offset, version, event, crc FROM payloads
 WHERE log_id = ? AND subscription = ? AND partition = ? AND offset = ? AND version = ?
+"""
+# All that are wanted of a subscription, by one statement: half the cost of one for each.
+SELECT_PAYLOADS = """
+SELECT payloads.log_id, payloads.subscription, payloads.partition, payloads.offset, payloads.version, event, crc
+FROM json_each(:places) AS wanted CROSS JOIN payloads
+WHERE log_id = :log_id AND subscription = :subscription AND partition = json_extract(wanted.value, '$[0]')
+    AND offset = json_extract(wanted.value, '$[1]') AND version = json_extract(wanted.value, '$[2]')
 """
 SELECT_PAYLOAD_EXISTS = """
 SELECT 1 FROM payloads WHERE log_id = ? AND subscription = ? AND partition = ? AND offset = ? AND version = ?
@@ -164,10 +172,16 @@ class Payloads:
 
     def load(self, places: Sequence[Place]) -> dict[Place, Kept]:
         """Return what is there; a payload that is missing is left out."""
+        owners: dict[tuple[str, str], list[list[int]]] = {}
+        for log_id, subscription, *place in places:
+            owners.setdefault((log_id, subscription), []).append(place)
 
         def work(connection: sqlite3.Connection) -> list[Row]:
-            found = (connection.execute(SELECT_PAYLOAD, place).fetchone() for place in places)
-            return [PAYLOADS.checked(row) for row in found if row is not None]
+            found: list[Row] = []
+            for (log_id, subscription), wanted in owners.items():
+                given = {"log_id": log_id, "subscription": subscription, "places": json.dumps(wanted)}
+                found += connection.execute(SELECT_PAYLOADS, given).fetchall()
+            return PAYLOADS.checked_all(found)
 
         return {Place(*values[:5]): _kept(values[5]) for values in self._bulk.read(work)}
 
