@@ -21,7 +21,6 @@ orders = Topic("orders", bytes, partitions=2)
 
 
 async def fail(url: str) -> None:
-    """Publish orders; the bank has an answer for none of them, and some have no customer either."""
     async with Bus(url, topics=[orders]) as bus:
         for number in range(4, 10):
             currency = "EUR" if number % 4 == 0 else "USD"

@@ -72,7 +72,7 @@ def _marked(program: Path) -> object:
     return pytest.param(program, id=program.stem, marks=marks)
 
 
-@pytest.mark.parametrize("program", map(_marked, PROGRAMS))
+@pytest.mark.parametrize("program", [_marked(program) for program in PROGRAMS])
 def test_an_example_prints_what_it_promises_and_leaves_nothing_behind(program: Path, tmp_path: Path) -> None:
     assert run(program, tmp_path) == expected_output(program)
     assert list(tmp_path.iterdir()) == []

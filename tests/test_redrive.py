@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -327,9 +329,9 @@ def test_every_dead_letter_is_in_exactly_one_stretch(places: set[Place], tasks: 
 class Child:
     """`penstock pipeline redrive` in a process of its own."""
 
-    def __init__(self, url: str, *argv: str) -> None:
+    def __init__(self, url: str, *argv: str, stderr: int = subprocess.PIPE) -> None:
         command = [sys.executable, "-W", "error", "-m", "penstock", "--url", url, "pipeline", "redrive", *argv]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
     def __enter__(self) -> Child:
         return self
@@ -388,6 +390,23 @@ def test_a_run_that_was_killed_or_told_to_end_is_repeated_and_brings_back_the_re
     back = {("billing", *at) for at, row in rows.items() if row == Kept("waiting", 1, "")}
     assert back == set(places)
     assert sum(row == Kept("dead", 0, "") for row in rows.values()) == 300
+
+
+def test_a_run_at_a_terminal_shows_how_far_it_is(root: Path) -> None:
+    url = f"file:{root}"
+    topic = seeded(url, count=1_200)
+    with closing(open_store(url)) as store:
+        job = a_job(store, topic, [("billing", partition, offset) for partition in range(2) for offset in range(600)])
+    ours, terminal = os.openpty()
+    try:
+        with Child(url, "--job", job, "--yes", "--rate", "20", stderr=terminal) as child:
+            os.close(terminal)
+            shown = ""
+            while not re.search(r"letters .*\b\d+/1200\b", shown):
+                shown += os.read(ours, 4_096).decode(errors="replace")  # an error at the end of the child
+            assert child.runs
+    finally:
+        os.close(ours)
 
 
 def test_two_processes_run_a_job_at_once(root: Path) -> None:
