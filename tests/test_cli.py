@@ -525,6 +525,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
                 "dump",
                 "health",
                 "lag",
+                "lake",
                 "metrics",
                 "pause",
                 "pipeline",

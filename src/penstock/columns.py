@@ -172,7 +172,7 @@ def adopt(batch: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
 def check_text(batch: pa.RecordBatch) -> None:
     """Refuse empty texts and control characters, which CloudEvents does not allow in attributes."""
     for name, array in _texts(batch).items():
-        raw = _bytes_of(array)
+        raw = bytes_of(array)
         # In UTF-8 a byte below 0x80 is a character of its own, and U+0080 to U+009F are 0xC2 and one more.
         control = (raw < 0x20) | (raw == 0x7F)
         control[1:] |= (raw[:-1] == 0xC2) & (raw[1:] < 0xA0)
@@ -193,7 +193,7 @@ def _texts(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     return texts
 
 
-def _bytes_of(array: pa.Array) -> npt.NDArray[np.uint8]:
+def bytes_of(array: pa.Array) -> npt.NDArray[np.uint8]:
     """Return all bytes of a string or binary column, one event after the other, as a view."""
     offsets, data = offsets_of(array), array.buffers()[2]
     return np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
@@ -324,10 +324,10 @@ def _hashed(keys: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
         lengths = offsets[1:] - offsets[:-1]
         shortest, longest = int(lengths.min()), int(lengths.max())
         if 0 < shortest == longest <= SHORT_MAX:
-            return xxh64_alike(_bytes_of(keys), len(keys), longest, seed)
+            return xxh64_alike(bytes_of(keys), len(keys), longest, seed)
         if longest <= SHORT_MAX:
             starts = offsets[:-1].astype(np.int64) - int(offsets[0])
-            return xxh64_short(_bytes_of(keys), starts, lengths.astype(np.int64), seed)
+            return xxh64_short(bytes_of(keys), starts, lengths.astype(np.int64), seed)
     return np.fromiter(map(xxhash.xxh64_intdigest, keys.to_pylist(), repeat(seed)), np.uint64, len(keys))
 
 
@@ -347,7 +347,7 @@ def digest(batch: pa.RecordBatch) -> int:
             state.update(times(array, _NO_TIME).tobytes())
         elif name == "headers":
             entries = offsets_of(array)
-            state.update(_lengths_or_absent(array).tobytes())
+            state.update(lengths_or_absent(array).tobytes())
             inner = slice(int(entries[0]), int(entries[-1]))
             _update_binary(state, array.keys[inner])
             _update_binary(state, array.items[inner])
@@ -357,11 +357,12 @@ def digest(batch: pa.RecordBatch) -> int:
 
 
 def _update_binary(state: Any, array: pa.Array) -> None:
-    state.update(_lengths_or_absent(array).tobytes())
-    state.update(_bytes_of(array).data)
+    state.update(lengths_or_absent(array).tobytes())
+    state.update(bytes_of(array).data)
 
 
-def _lengths_or_absent(array: pa.Array) -> npt.NDArray[np.int32]:
+def lengths_or_absent(array: pa.Array) -> npt.NDArray[np.int32]:
+    """Return the length of each value of a string, binary or map column; -1 where there is none."""
     lengths = _lengths_of(array)
     if array.null_count:
         lengths[~array.is_valid().to_numpy(zero_copy_only=False)] = -1

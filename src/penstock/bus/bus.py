@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from itertools import count
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
 from penstock.batch import Batch, StoredEvent
@@ -33,7 +34,7 @@ from penstock.bus.grouping import GROUP_EVENTS_MAX
 from penstock.bus.local import Local
 from penstock.bus.measuring import Measurements
 from penstock.bus.publisher import Prepared, Publisher, Receipt
-from penstock.bus.reading import read_topic
+from penstock.bus.reading import read_topic, with_archive
 from penstock.bus.signals import caught
 from penstock.bus.subscribers import ConsumeOptions, Subscribers
 from penstock.bus.topic import EventFields, Key, Topic
@@ -736,13 +737,15 @@ class Bus:
         partition: int | None = None,
         start: int | datetime | None = None,
         stop: int | None = None,
+        archive: str | PathLike[str] | None = None,
     ) -> AsyncIterator[StoredEvent]:
         """Yield the events that are stored now, partition by partition, in order; without a subscription.
 
         `start` is an offset (of the one `partition`) or the time of appending; `stop` an offset, exclusive.
+        `archive` is the directory of a lake: what the log does not hold any more is read from there.
         Raises `GapFound` at a declared hole.
         """
-        async for item in self.read_batches(topic, partition=partition, start=start, stop=stop):
+        async for item in self.read_batches(topic, partition=partition, start=start, stop=stop, archive=archive):
             if isinstance(item, Gap):
                 raise GapFound(topic if isinstance(topic, str) else topic.name, item)
             for event in item:
@@ -755,10 +758,12 @@ class Bus:
         partition: int | None = None,
         start: int | datetime | None = None,
         stop: int | None = None,
+        archive: str | PathLike[str] | None = None,
     ) -> AsyncIterator[Batch | Gap]:
         """Yield the same as `read`, as columns; holes come as `Gap`."""
         name = topic if isinstance(topic, str) else topic.name
         with self._directory.forgotten_if_deleted(name):
             info = await self._directory.info(name)
-            async for item in read_topic(await self._opened(), info, partition, start, stop):
+            backend = with_archive(await self._opened(), archive)
+            async for item in read_topic(backend, info, partition, start, stop):
                 yield item

@@ -1,17 +1,23 @@
-"""Reading: what a topic holds now, partition by partition, without a subscription."""
+"""Reading: what a topic holds now, partition by partition, without a subscription; and with its archive if asked."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime
+from functools import partial
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Final
 
 from penstock.clock import datetime_to_us
-from penstock.errors import UsageError
+from penstock.errors import Trimmed, UsageError
+from penstock.joining import before
+from penstock.offsets import Range
 from penstock.rows import Partition
 
 if TYPE_CHECKING:
     from penstock.batch import Batch
+    from penstock.lake.reading import LakeReader
     from penstock.offsets import Gap
     from penstock.ports import Backend
     from penstock.rows import TopicInfo
@@ -20,8 +26,54 @@ READ_BYTES: Final = 1 << 20
 READ_EVENTS: Final = 5_000
 
 
+class Archived:
+    """A backend and a lake as one, for reading: what is below a log's beginning comes from the lake.
+
+    What `penstock.lake.reading.ArchivedLog` is for a store, this is for an event loop; files are read in threads.
+    """
+
+    def __init__(self, backend: Backend, lake: LakeReader) -> None:
+        self._backend = backend
+        self._lake = lake
+
+    async def bounds(self, partition: Partition) -> Range:
+        """Return the offsets that can be read now, gaps included."""
+        held = await self._backend.bounds(partition)
+        beginning = await asyncio.to_thread(self._lake.beginning, partition)
+        return held if beginning is None else Range(min(beginning, held.start), held.stop)
+
+    async def find_time(self, partition: Partition, time_us: int) -> int:
+        """Return where to begin reading so as to miss nothing appended at or after this time."""
+        held = await self._backend.bounds(partition)
+        archived = await asyncio.to_thread(self._lake.find_time, partition, time_us)
+        if archived is not None and archived < held.start:
+            return archived
+        return await self._backend.find_time(partition, time_us)
+
+    async def read(
+        self, partition: Partition, start: int, *, bytes_max: int, events_max: int | None = None
+    ) -> list[Batch | Gap]:
+        """Read from an offset on."""
+        try:
+            return await self._backend.read(partition, start, bytes_max=bytes_max, events_max=events_max)
+        except Trimmed as error:
+            first = error.first
+        read = partial(self._lake.read, partition, start, first, bytes_max=bytes_max, events_max=events_max)
+        return await asyncio.to_thread(read)
+
+
+def with_archive(backend: Backend, where: str | PathLike[str] | None) -> Backend | Archived:
+    """Return what to read from, for someone who names the directory of a lake, or none."""
+    if where is None:
+        return backend
+    from penstock.lake.lake import Lake
+    from penstock.lake.reading import LakeReader
+
+    return Archived(backend, LakeReader(Lake(fspath(where))))
+
+
 async def read_topic(
-    backend: Backend, info: TopicInfo, partition: int | None, start: int | datetime | None, stop: int | None
+    backend: Backend | Archived, info: TopicInfo, partition: int | None, start: int | datetime | None, stop: int | None
 ) -> AsyncIterator[Batch | Gap]:
     """Yield what is stored from `start`, an offset or a time, to `stop`; of one partition or of all."""
     name, count = info.name, info.settings.partitions
@@ -35,7 +87,7 @@ async def read_topic(
 
 
 async def _read_partition(
-    backend: Backend, partition: Partition, start: int | datetime | None, stop: int | None
+    backend: Backend | Archived, partition: Partition, start: int | datetime | None, stop: int | None
 ) -> AsyncIterator[Batch | Gap]:
     bounds = await backend.bounds(partition)
     if isinstance(start, datetime):
@@ -49,6 +101,6 @@ async def _read_partition(
             return
         # Beyond the end the store is still asked: it says what is wrong with the offset.
         items = await backend.read(partition, offset, bytes_max=READ_BYTES, events_max=max(wanted, 1))
-        for item in items:
+        for item in before(items, end) if wanted > 0 else items:
             yield item
             offset = item.range.stop

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime, timedelta
+    from os import PathLike
     from types import TracebackType
 
     import numpy as np
@@ -627,13 +628,17 @@ class SyncBus(Facade[Bus]):
         partition: int | None = None,
         start: int | datetime | None = None,
         stop: int | None = None,
+        archive: str | PathLike[str] | None = None,
     ) -> Iterator[StoredEvent]:
         """Yield the events that are stored now, partition by partition, in order; without a subscription.
 
         `start` is an offset (of the one `partition`) or the time of appending; `stop` an offset, exclusive.
+        `archive` is the directory of a lake: what the log does not hold any more is read from there.
         Raises `GapFound` at a declared hole.
         """
-        return self._portal.iterate(self._wrapped.read(topic, partition=partition, start=start, stop=stop), at_once=500)
+        return self._portal.iterate(
+            self._wrapped.read(topic, partition=partition, start=start, stop=stop, archive=archive), at_once=500
+        )
 
     def read_batches(
         self,
@@ -642,6 +647,9 @@ class SyncBus(Facade[Bus]):
         partition: int | None = None,
         start: int | datetime | None = None,
         stop: int | None = None,
+        archive: str | PathLike[str] | None = None,
     ) -> Iterator[Batch | Gap]:
         """Yield the same as `read`, as columns; holes come as `Gap`."""
-        return self._portal.iterate(self._wrapped.read_batches(topic, partition=partition, start=start, stop=stop))
+        return self._portal.iterate(
+            self._wrapped.read_batches(topic, partition=partition, start=start, stop=stop, archive=archive)
+        )

@@ -38,6 +38,7 @@ from penstock.cli import (
     dump,
     health,
     lag,
+    lake,
     metrics,
     pause,
     pipelines,
@@ -98,6 +99,7 @@ app.command()(doctor.doctor)
 app.command()(chaos.chaos)
 app.add_typer(spark.app, name="spark")
 app.add_typer(pipelines.app, name="pipeline")
+app.add_typer(lake.app, name="lake")
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 app.command()(version.version)

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.batch import Batch, StoredEvent
+    from penstock.lake.reading import Readable
     from penstock.offsets import Gap
-    from penstock.ports import Log, Store
+    from penstock.ports import Store
     from penstock.rows import Partition, TopicInfo
 
 READ_BYTES = 1 << 20
@@ -50,10 +51,13 @@ def read(
         datetime | None, typer.Option(parser=moment, metavar="TIME", help="Appended then or later, in ISO 8601.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many events at most.")] = None,
+    archive: Annotated[str | None, typer.Option(metavar="DIR", help="A lake, where older events are read.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
     as_json: JsonLines = False,
 ) -> None:
     """Print the events of a topic, partition by partition.
+
+    With --archive what the log does not hold any more is read from a lake, and what is in neither is a gap.
 
     A gap that the log declares is told on stderr. Damage ends the reading with exit code 3, after what is before it.
     """
@@ -66,14 +70,25 @@ def read(
         partitions = info.partitions
         if partition is not None or stop is not None or (start is not None and start != "end"):
             partitions = [chosen_partition(info, partition)]
-        reader = _Reader(store.log, _Printer(info, limit, as_json=as_json), stop)
-        reader.begin({each: _start(store.log, each, start, from_time) for each in partitions})
+        log = _log(store, archive)
+        reader = _Reader(log, _Printer(info, limit, as_json=as_json), stop)
+        reader.begin({each: _start(log, each, start, from_time) for each in partitions})
         reader.drain()
         if follow:
             _follow(store, info, reader)
 
 
-def _start(log: Log, partition: Partition, start: str | None, from_time: datetime | None) -> int:
+def _log(store: Store, archive: str | None) -> Readable:
+    """Return the log, together with its archive if there is one."""
+    if archive is None:
+        return store.log
+    from penstock.lake.lake import Lake
+    from penstock.lake.reading import ArchivedLog
+
+    return ArchivedLog(store.log, Lake(archive))
+
+
+def _start(log: Readable, partition: Partition, start: str | None, from_time: datetime | None) -> int:
     from penstock.clock import datetime_to_us
 
     if from_time is not None:
@@ -107,7 +122,7 @@ def _follow(store: Store, info: TopicInfo, reader: _Reader) -> None:
 class _Reader:
     """Where each partition is read next."""
 
-    def __init__(self, log: Log, printer: _Printer, stop: int | None) -> None:
+    def __init__(self, log: Readable, printer: _Printer, stop: int | None) -> None:
         self._log = log
         self._printer = printer
         self._stop = stop
@@ -134,13 +149,14 @@ class _Reader:
                 self._next[partition] = self._read_some(partition, self._next[partition], end)
 
     def _read_some(self, partition: Partition, offset: int, end: int) -> int:
+        from penstock.joining import before
         from penstock.offsets import Gap
 
         left = self._printer.left
         wanted = min(end - offset, READ_EVENTS, end if left is None else left)
-        for item in self._log.read(partition, offset, bytes_max=READ_BYTES, events_max=wanted):
+        for item in before(self._log.read(partition, offset, bytes_max=READ_BYTES, events_max=wanted), end):
             if isinstance(item, Gap):
-                self._printer.print_gap(partition, Gap(item.start, min(item.stop, end), item.reason))
+                self._printer.print_gap(partition, item)
             else:
                 self._printer.print_batch(item)
             offset = item.range.stop

@@ -21,6 +21,7 @@ from penstock.clock import SystemClock
 from penstock.errors import PenstockError, StoreUnavailable, WriterStalled
 from penstock.settings import Settings, redact_url
 from penstock.stores import open_store, path_of
+from penstock.versions import local_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,6 +91,14 @@ def absolute(url: str) -> str:
         return f"file:{path_of(url).absolute()}" if url.startswith("file:") else url
     except PenstockError:
         return url  # whoever opens it says what is wrong
+
+
+def absolute_lake(where: str) -> str:
+    """Return the directory of a lake made absolute, for the same reason."""
+    try:
+        return str(local_directory(where))
+    except PenstockError:
+        return where  # the same
 
 
 @contextmanager

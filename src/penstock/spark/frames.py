@@ -49,13 +49,21 @@ def register_views(spark: SparkSession, url: str, names: Iterable[str]) -> None:
         read(spark, url, name).createOrReplaceTempView(f"`{name}`")
 
 
+def url_of(bus: Bus | str) -> str:
+    """Return the URL of a bus's store, as tasks can open it."""
+    return absolute(bus if isinstance(bus, str) else bus.url)
+
+
+def names_of(topics: Topics) -> list[str]:
+    """Return the names and patterns that somebody gives."""
+    listed = [topics] if isinstance(topics, str | Topic) else topics
+    return [each if isinstance(each, str) else each.name for each in listed]
+
+
 def _options(bus: Bus | str, topic: Topics, options: Mapping[str, Any]) -> dict[str, str]:
-    url = bus if isinstance(bus, str) else bus.url
-    topics = [topic] if isinstance(topic, str | Topic) else topic
-    names = [each if isinstance(each, str) else each.name for each in topics]
     return {
-        "url": absolute(url),
-        "topic": _text("topic", names),
+        "url": url_of(bus),
+        "topic": _text("topic", names_of(topic)),
         **{name: _text(name, value) for name, value in options.items()},
     }
 

@@ -64,6 +64,8 @@ class ReadOptions:
     keys: tuple[str, ...] = ()
     from_us: int | None = None
     to_us: int | None = None
+    archive: str | None = None
+    """The directory of a lake, where what is below the beginning of a log is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +179,7 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "keys": ("keys", _list),
     "fromTime": ("from_us", _time),
     "toTime": ("to_us", _time),
+    "archive": ("archive", _text),
 }
 _WRITE: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "url": ("url", _text),

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from penstock.lake.reading import Readable
+    from penstock.ports import Store
     from penstock.settings import Settings
     from penstock.spark.options import Marks, ReadOptions
 
@@ -45,10 +47,11 @@ TASK_ROWS_MIN: Final = 20_000
 class SpanPartition(InputPartition):
     """What one task reads, and how it reaches the store."""
 
-    def __init__(self, span: at.Span, connection: Connection) -> None:
+    def __init__(self, span: at.Span, connection: Connection, archive: str | None) -> None:
         super().__init__(None)
         self.span = span
         self.connection = connection
+        self.archive = archive
 
     def __repr__(self) -> str:
         return f"{self.span}"
@@ -69,7 +72,17 @@ def _read(reading: Reading, partition: InputPartition) -> Iterator[pa.RecordBatc
     # For an empty batch Spark makes up a partition of its own.
     if isinstance(partition, SpanPartition):
         with partition.connection.open() as store:
-            yield from reading.batches(store.log, partition.span)
+            yield from reading.batches(_log(store, partition.archive), partition.span)
+
+
+def _log(store: Store, archive: str | None) -> Readable:
+    """Return the log of a store, together with its archive if there is one."""
+    if archive is None:
+        return store.log
+    from penstock.lake.lake import Lake
+    from penstock.lake.reading import ArchivedLog
+
+    return ArchivedLog(store.log, Lake(archive))
 
 
 def _partitions(spans: list[at.Span], options: ReadOptions, connection: Connection) -> list[InputPartition]:
@@ -78,7 +91,7 @@ def _partitions(spans: list[at.Span], options: ReadOptions, connection: Connecti
         pieces = at.divide(spans, os.cpu_count() or 1, smallest=TASK_ROWS_MIN)
     else:
         pieces = at.divide(spans, options.min_partitions)
-    return [SpanPartition(span, connection) for span in pieces]
+    return [SpanPartition(span, connection, options.archive) for span in pieces]
 
 
 def _start(topics: Topics, seen: dict[str, at.Seen], options: ReadOptions) -> at.Positions:
@@ -114,7 +127,8 @@ class PenstockReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Decide what each task reads."""
         with connect(self._options.url, self._settings) as (store, connection):
-            return patiently(partial(self._plan, Topics(store, self._options.topics), connection))
+            topics = Topics(store, self._options.topics, _log(store, self._options.archive))
+            return patiently(partial(self._plan, topics, connection))
 
     def _plan(self, topics: Topics, connection: Connection) -> list[InputPartition]:
         options = self._options
@@ -165,7 +179,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self._options
             store, connection = self._closing.enter_context(connect(options.url, self._settings))
             follower = None if options.subscription is None else Follower(store, options.subscription)
-            self._open = Topics(store, options.topics), connection, follower
+            self._open = Topics(store, options.topics, _log(store, options.archive)), connection, follower
         return self._open
 
     # --- positions ------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Reading: from a span of a log to the Arrow batches that Spark takes. This is what runs in tasks.
 
 Blocks of a log are as large as what was published together, often a few events, while Spark wants thousands of rows at
-a time. So neighbouring blocks are joined first, and what can be derived (topic, ids, sources) is then derived once for
-all of them.
+a time: `penstock.joining` makes one of the other. A log that is read together with its archive is a log like any other.
 """
 
 from __future__ import annotations
@@ -10,22 +9,22 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock import columns as cols
-from penstock.batch import STORED_SCHEMA, Batch
 from penstock.errors import DataLost, Trimmed
+from penstock.joining import Joined, before, groups
 from penstock.offsets import Gap
 from penstock.rows import Partition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
+    import numpy as np
     import numpy.typing as npt
 
-    from penstock.ports import Log
+    from penstock.batch import Batch
+    from penstock.lake.reading import Readable
     from penstock.spark.positions import Span
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class Reading(NamedTuple):
     to_us: int | None = None
     fail_on_data_loss: bool = True
 
-    def batches(self, log: Log, span: Span) -> Iterator[pa.RecordBatch]:
+    def batches(self, log: Readable, span: Span) -> Iterator[pa.RecordBatch]:
         """Yield the events of a span that are wanted, in the order of their offsets."""
         partition = Partition(span.log_id, span.partition)
         start = span.start
@@ -62,11 +61,11 @@ class Reading(NamedTuple):
                 continue
             if not found:
                 raise DataLost(f"{span.where}: the log ends at offset {start}, and was to be read up to {span.stop}")
-            for group in _groups(found):
+            for group in groups(before(found, span.stop), BATCH_ROWS):
                 if isinstance(group, Gap):
                     self.lost(f"{span.where}: offsets {group.range} are lost: {group.reason}")
                 else:
-                    yield from self._joined(group)
+                    yield from self._rows(group)
             start = found[-1].range.stop
 
     def lost(self, what: str) -> None:
@@ -77,24 +76,13 @@ class Reading(NamedTuple):
 
     # --- columns ------------------------------------------------------------------------------
 
-    def _joined(self, batches: Sequence[Batch]) -> Iterator[pa.RecordBatch]:
-        joined = Batch(
-            cols.concatenate([batch.columns for batch in batches]),
-            start=batches[0].start,
-            place=batches[0].place,
-            runs=tuple(run for batch in batches for run in batch.runs),
-        )
-        appended = _append_times(batches)
-        wanted = self._wanted(joined, appended)
+    def _rows(self, joined: Joined) -> Iterator[pa.RecordBatch]:
+        wanted = self._wanted(joined.batch, joined.appended)
         if wanted is not None:
             if not wanted.any():
                 return
-            joined, appended = joined.select(joined.offsets[wanted]), appended[wanted]
-        rows = joined.to_arrow([name for name in self.columns if name != "appended_at"])
-        if "appended_at" in self.columns:
-            times = pa.Array.from_buffers(cols.TIMESTAMP, len(appended), [None, pa.py_buffer(appended)])
-            rows = rows.add_column(self.columns.index("appended_at"), STORED_SCHEMA.field("appended_at"), times)
-        yield rows
+            joined = joined.select(wanted)
+        yield joined.rows(self.columns)
 
     def _wanted(self, batch: Batch, appended: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
         """Return which events are wanted; None for all."""
@@ -109,25 +97,3 @@ class Reading(NamedTuple):
                 chosen = pc.is_in(column, pa.array(values, column.type)).to_numpy(zero_copy_only=False)
                 wanted = chosen & (True if wanted is None else wanted)
         return wanted
-
-
-def _groups(found: Sequence[Batch | Gap]) -> Iterator[list[Batch] | Gap]:
-    """Yield gaps, and between them as many blocks as make a batch for Spark."""
-    held: list[Batch] = []
-    rows = 0
-    for item in found:
-        if isinstance(item, Batch):
-            held.append(item)
-            rows += len(item)
-        if held and (isinstance(item, Gap) or rows >= BATCH_ROWS):
-            yield held
-            held, rows = [], 0
-        if isinstance(item, Gap):
-            yield item
-    if held:
-        yield held
-
-
-def _append_times(batches: Sequence[Batch]) -> npt.NDArray[np.int64]:
-    times = np.array([batch.place.appended_at if batch.place else 0 for batch in batches], np.int64)
-    return np.repeat(times, [len(batch) for batch in batches])

@@ -25,7 +25,7 @@ from penstock import columns as cols
 from penstock.batch import STORED_SCHEMA
 from penstock.errors import UsageError, did_you_mean
 from penstock.settings import resolve
-from penstock.spark.connection import absolute
+from penstock.spark.connection import absolute, absolute_lake
 from penstock.spark.options import read_options, write_options
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ class PenstockSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         # Here, because this runs in the driver's directory, and everything else may not.
-        if "url" in options:
-            self.options = {**options, "url": absolute(options["url"])}
+        self.options = {name: _absolute(name, value) for name, value in options.items()}
 
     @classmethod
     def name(cls) -> str:
@@ -101,6 +100,14 @@ class PenstockSource(DataSource):
         options = write_options(self.options, streaming=True)
         _check_columns_written(schema)
         return PenstockStreamWriter(options, _settings())
+
+
+def _absolute(name: str, value: str) -> str:
+    if name.lower() == "url":
+        return absolute(value)
+    if name.lower() == "archive":
+        return absolute_lake(value)
+    return value
 
 
 def _settings() -> Settings:

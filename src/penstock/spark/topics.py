@@ -2,7 +2,10 @@
 
 With the option `subscription` a query is a subscription of each of its topics, an *external* one: Spark's checkpoint is
 what decides where it is, and the cursor here only follows it. It is worth having nevertheless. Retention keeps what the
-query has not read yet, and the query's lag is seen where all others are.
+query has not read yet, and the query's lag is seen where all others are. A pipeline that keeps its progress in what it
+writes has such a subscription for the same reasons.
+
+With an archive, what a topic holds is what log and lake hold together.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from penstock.rows import Commit, Cursor, Partition, Shard, Subscription
 from penstock.spark.positions import At, Positions, Seen, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
+    from penstock.lake.reading import Readable
     from penstock.ports import Store
     from penstock.rows import TopicInfo
 
@@ -27,9 +32,10 @@ MODE: Final = "external"
 class Topics:
     """The topics that names and patterns mean, in an open store."""
 
-    def __init__(self, store: Store, patterns: Sequence[str]) -> None:
+    def __init__(self, store: Store, patterns: Sequence[str], log: Readable | None = None) -> None:
         self._store = store
         self._patterns = patterns
+        self._log: Readable = store.log if log is None else log
 
     def found(self) -> list[TopicInfo]:
         """Return them; `UnknownTopic` for a name without a topic. A pattern may match none."""
@@ -50,7 +56,7 @@ class Topics:
         now: dict[str, Seen] = {}
         for topic in self.found():
             try:
-                bounds = tuple(self._store.log.bounds(partition) for partition in topic.partitions)
+                bounds = tuple(self._log.bounds(partition) for partition in topic.partitions)
             except TopicDeleted:
                 continue  # at this very moment
             now[topic.name] = Seen(topic.log_id, bounds)
@@ -58,21 +64,26 @@ class Topics:
 
     def find_time(self, seen: dict[str, Seen], topic: str, partition: int, time_us: int) -> int:
         """Return the offset of the first event appended at this time or later."""
-        return self._store.log.find_time(Partition(seen[topic].log_id, partition), time_us)
+        return self._log.find_time(Partition(seen[topic].log_id, partition), time_us)
 
     def measure(self, span: Span, bytes_max: int) -> int:
         """Return up to which offset a span has so many bytes, but one event at least."""
         partition = Partition(span.log_id, span.partition)
-        found = self._store.log.read(partition, span.start, bytes_max=bytes_max, events_max=span.stop - span.start)
+        found = self._log.read(partition, span.start, bytes_max=bytes_max, events_max=span.stop - span.start)
         return found[-1].range.stop if found else span.stop
 
 
 class Follower:
-    """The external subscription of a query: follows the positions that it is told."""
+    """The external subscription of a query: follows the positions that it is told.
 
-    def __init__(self, store: Store, name: str) -> None:
+    `whose` says in the subscription what keeps its progress, where that has a name; another one is refused, because
+    the two would move it in turns, and what one of them has not read would not be kept.
+    """
+
+    def __init__(self, store: Store, name: str, whose: Mapping[str, Any] | None = None) -> None:
         self._store = store
         self._name = name
+        self._whose = dict(whose or {})
         self._told: Positions = {}
 
     def tell(self, positions: Positions) -> None:
@@ -94,9 +105,11 @@ class Follower:
                 f"topic {topic!r} has a subscription {self._name!r} that is consumed by handlers: a query needs a "
                 f"name of its own"
             )
+        if mine:
+            self._check_whose(topic, mine[0])
         shards = [Shard(at.log_id, self._name, 0, partition) for partition in range(len(at.offsets))]
         if not mine:
-            subscription = Subscription(log_id=at.log_id, name=self._name, mode=MODE, external=True)
+            subscription = Subscription(log_id=at.log_id, name=self._name, mode=MODE, policy=self._whose, external=True)
             first = [Cursor(shard=shard, next_offset=offset) for shard, offset in zip(shards, at.offsets, strict=True)]
             cursors.put_subscription(subscription, first)
             return
@@ -112,3 +125,11 @@ class Follower:
             (refusal,) = cursors.commit([Commit(cursors=tuple(moved))])
             if refusal is not None:
                 raise refusal
+
+    def _check_whose(self, topic: str, found: Subscription) -> None:
+        for what, mine in self._whose.items():
+            if found.policy.get(what) != mine:
+                raise UsageError(
+                    f"subscription {self._name!r} of topic {topic!r} is of another {what}: give this one a name of its "
+                    f"own, or delete that one: `penstock subscriptions delete {topic} {self._name}`"
+                )
