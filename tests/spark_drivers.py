@@ -198,8 +198,27 @@ def elsewhere(url: str, config: dict[str, str]) -> Any:
         spark.stop()
 
 
+def archive(url: str, lake: str, killed_before: int) -> Any:
+    """Archive a topic in small files, and end by SIGKILL instead of putting a version of this number."""
+    import signal
+
+    from penstock.spark import archive as archive_topics
+    from penstock.spark.session import session
+    from penstock.versions import Versions
+
+    put = Versions.put
+
+    def put_or_die(self: Versions, number: int, body: bytes) -> bool:
+        if number >= killed_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return put(self, number, body)
+
+    Versions.put = put_or_die  # type: ignore[method-assign]  # for as long as the process lives
+    return archive_topics(session("local[2]", config=DRIVER), url, "orders", lake, file_bytes=2_000).document()
+
+
 PROGRAMS: dict[str, Callable[..., Any]] = {
-    program.__name__: program for program in (in_turn, settings, refused, java_ended, topics, elsewhere)
+    program.__name__: program for program in (in_turn, settings, refused, java_ended, topics, elsewhere, archive)
 }
 
 if __name__ == "__main__":

@@ -286,8 +286,11 @@ class FileReader:
         self._edges = np.cumsum([file.start, *lengths])
         if self._edges[-1] != file.stop:
             raise self._damaged(f"it has the events up to {self._edges[-1]}, not {file.stop}")
-        if self._opened.schema_arrow != FILE_SCHEMA:
+        schema = self._opened.schema_arrow
+        if schema != FILE_SCHEMA:
             raise self._damaged("its columns are not those of events")
+        if (schema.metadata or {}).get(b"penstock.log", b"").decode() != file.log_id:
+            raise self._damaged("it is a file of another log")
 
     def __enter__(self) -> Self:
         return self
@@ -325,6 +328,8 @@ class FileReader:
         start, stop = int(self._edges[number]), int(self._edges[number + 1])
         if len(rows) != 1 or not np.array_equal(rows[0].column("offset").to_numpy(), np.arange(start, stop)):
             raise self._damaged(f"its offsets {start} to {stop - 1} are not all there, in their order")
+        if not (rows[0].column("partition").to_numpy() == self._file.partition).all():
+            raise self._damaged(f"it has events of another partition than {self._file.partition}")
         batch: pa.RecordBatch = rows[0].replace_schema_metadata(None)
         return batch
 

@@ -131,5 +131,5 @@ class Follower:
             if found.policy.get(what) != mine:
                 raise UsageError(
                     f"subscription {self._name!r} of topic {topic!r} is of another {what}: give this one a name of its "
-                    f"own, or delete that one: `penstock subscriptions delete {topic} {self._name}`"
+                    f"own, or delete that one: `penstock subscriptions rm {topic} {self._name}`"
                 )

@@ -185,8 +185,10 @@ class Archiver:
             jobs = [*self._merges(manifest, seen)]
         if jobs:
             done.worked = True
-            self._do(jobs, done)
+            damages = self._do(jobs, done)
             self._protect(seen)
+            if damages:
+                raise IntegrityError(f"{damages[0]}. What was written beside it is archived")
         return done
 
     # --- what there is ----------------------------------------------------------------------------
@@ -223,7 +225,8 @@ class Archiver:
 
     # --- what is done ---------------------------------------------------------------------------
 
-    def _do(self, jobs: Sequence[Job], done: Archived) -> None:
+    def _do(self, jobs: Sequence[Job], done: Archived) -> list[str]:
+        """Do jobs, and put what they have written into the lake; return what could not be read."""
         damages = []
         entries: list[Entry] = []
         for job, written in zip(jobs, self._execute(jobs), strict=True):
@@ -239,8 +242,7 @@ class Archiver:
             committed = self._lake.commit(entries)
             _count(committed.added, done)
             done.repeated += sum(isinstance(entry, LakeFile) for entry in committed.refused)
-        if damages:
-            raise IntegrityError(f"{damages[0]}; everything else was archived")
+        return damages
 
     def _declare_lost(self, seen: dict[str, Seen], done: Archived) -> None:
         manifest = self._lake.manifest()

@@ -13,3 +13,9 @@ class Sizes:
     """Each round takes many seconds."""
     redrive_letters: int = 100_000
     redrive_partitions: int = 4
+    warm_ups: int = 1
+    """Rounds before those that count: Java compiles, and the processes of Python start."""
+    archive_rows: int = 3_000_000
+    archive_partitions: int = 4
+    archive_batch_events: int = 1_000
+    """Of what is published together: each partition gets about a quarter of it as a block."""

@@ -49,12 +49,12 @@ def figures(spark: SparkSession, directory: Path, topic: BenchTopic, sizes: Size
 
 def register_ceiling(spark: SparkSession, directory: Path, topic: BenchTopic) -> int:
     """Make the source `MEMORY` of what we yield for a topic; return how many rows that are."""
-    tasks, template = _as_read(topic)
+    tasks, template = as_read(topic)
     spark.dataSource.register(memory_source(MEMORY, template, SCHEMA, directory / "read.arrow", tasks))
     return sum(tasks)
 
 
-def _as_read(topic: BenchTopic) -> tuple[list[int], pa.RecordBatch]:
+def as_read(topic: BenchTopic) -> tuple[list[int], pa.RecordBatch]:
     """Return how many rows each task reads, and the first batch of the first."""
     reader = PenstockSource(topic.options).reader(SCHEMA)
     partitions = [partition for partition in reader.partitions() if isinstance(partition, SpanPartition)]
