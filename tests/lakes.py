@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 from uuid import uuid4
@@ -58,7 +58,9 @@ def killed_at(step: int) -> Iterator[list[str]]:
         return change
 
     names = ("link", "fsync", "rename", "unlink", "mkdir", "open")
-    with mock.patch.multiple(os, **{name: dying(name, getattr(os, name)) for name in names}):
+    with ExitStack() as patches:
+        for name in names:
+            patches.enter_context(mock.patch.object(os, name, dying(name, getattr(os, name))))
         yield made
 
 
@@ -143,8 +145,9 @@ def rows(log: Readable, partition: Partition, *, start: int | None = None, at_a_
 
 
 def seen(directory: Path) -> list[tuple[str, int, int, bytes]]:
-    """Return which events somebody finds who only looks for Parquet files."""
+    """Return which events somebody finds who only looks for Parquet files, by listing or by a pattern."""
     dataset = pyarrow.dataset.dataset(directory, partitioning="hive", format="parquet")
+    assert sorted(dataset.files) == sorted(map(str, directory.glob("**/*.parquet")))
     table = dataset.to_table(columns=["topic", "partition", "offset", "data"]) if dataset.files else None
     return sorted(tuple(row.values()) for row in table.to_pylist()) if table is not None else []
 

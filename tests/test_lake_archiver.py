@@ -18,6 +18,7 @@ from penstock.lake.reading import ArchivedLog
 from penstock.offsets import Range
 from penstock.rows import Partition
 from penstock.spark.pipelines.archive import Archived, Merge, here
+from penstock.versions import Versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -106,7 +107,7 @@ def test_the_cursor_is_never_ahead_of_the_manifest(world: World, monkeypatch: py
         assert world.floors() == [0, 0]
         raise OSError("no")
 
-    monkeypatch.setattr(lakes.Versions, "put", refuse)
+    monkeypatch.setattr(Versions, "put", refuse)
     with pytest.raises(OSError, match="no"):
         archiver.everything()
     assert world.floors() == [0, 0]
@@ -274,7 +275,7 @@ def test_files_go_when_no_kept_version_names_them_and_they_are_old(world: World)
     assert world.archiver().everything().merged == 6
     old = world.lake(grace_seconds=-1e9)  # everything is old enough
     assert old.tidy().removed == 2, "a version that is kept names the merged ones"
-    for _ in range(lakes.Versions(world.directory)._kept + 2):
+    for _ in range(Versions(world.directory)._kept + 2):
         world.publish(1)
         world.archiver(aim=SMALL._replace(merged_files_min=100)).everything()
     assert world.lake().tidy().removed == 0, "they are not old"
@@ -290,7 +291,7 @@ def test_what_a_glob_shall_not_see_is_hidden_and_what_it_shall_is_shown(world: W
     shown = world.directory / file.path
     stranger = shown.with_name(shown.name.replace(file.token, "f" * 16))
     stranger.write_bytes(shown.read_bytes())
-    shown.rename(world.directory / "_lake" / "files" / file.name)
+    shown.rename(world.directory / "_lake" / "files" / file.hidden_name)
     world.lake().tidy()
     assert not stranger.exists()
     world.check()
@@ -401,7 +402,7 @@ def test_an_archiver_that_always_loses_gives_up_at_last(world: World, monkeypatc
     world.publish(10)
     archiver = world.archiver()
     monkeypatch.setattr(lakes, "ATTEMPTS_MAX", 5)
-    monkeypatch.setattr(lakes.Versions, "put", lambda *_: False)
+    monkeypatch.setattr(Versions, "put", lambda *_: False)
     with pytest.raises(StoreUnavailable, match="another archiver"):
         archiver.everything()
 

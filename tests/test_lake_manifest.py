@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,8 +56,9 @@ def test_a_file_is_found_by_topic_and_day_and_its_name_says_what_it_has() -> Non
     [("topic", "../../etc"), ("topic", "a/b"), ("log_id", "../x"), ("token", "a/../../b"), ("topic", "..")],
 )
 def test_no_word_of_a_manifest_leads_out_of_the_lake(field: str, value: str) -> None:
+    changes: dict[str, Any] = {field: value}
     with pytest.raises(IntegrityError):
-        decode(encode(Manifest("id", [A_FILE._replace(**{field: value})])))
+        decode(encode(Manifest("id", [A_FILE._replace(**changes)])))
 
 
 @given(files())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -93,11 +94,11 @@ def archived(world: World, count: int = 60, **aim: int) -> list[LakeFile]:
     return list(world.lake().manifest().files)
 
 
-def test_every_day_tool_reads_the_directory_as_it_stands(world: World) -> None:
-    import pandas as pd
-
+@pytest.mark.spark  # which brings pandas
+def test_pandas_reads_the_directory_as_it_stands(world: World) -> None:
+    pandas: Any = import_module("pandas")
     archived(world)
-    frame = pd.read_parquet(world.directory).sort_values(["partition", "offset"])
+    frame = pandas.read_parquet(world.directory).sort_values(["partition", "offset"])
     truth = [row for partition in world.topic.partitions for row in world.truth[partition]]
     for name in ("topic", "partition", "offset", "id", "type", "source", "content_type", "data", "key"):
         assert frame[name].tolist() == [row[name] for row in truth], name

@@ -21,6 +21,7 @@ from penstock.cli.app import run
 from penstock.cli.pipelines import archive as command
 from penstock.errors import StoreUnavailable, UsageError
 from penstock.lake.lake import Lake
+from penstock.lake.plan import Aim
 from penstock.spark.pipelines import archive as pipeline
 from penstock.spark.pipelines.archive import Archived
 from penstock.spark.pipelines.rounds import Ending
@@ -94,7 +95,7 @@ def test_what_is_in_neither_is_lost_or_passed_over_as_the_option_says(
     lake = tmp_path / "lake"
     with closing(open_store(url)) as store:
         place = Lake(lake)
-        made = pipeline.Archiver(store, place, ["orders"], pipeline.here(store, place, pipeline.Aim()))
+        made = pipeline.Archiver(store, place, ["orders"], pipeline.here(store, place, Aim()))
         made.everything()
         [first] = [file for file in place.manifest().files if file.partition == 0]
         place._versions.put(place.version + 1, _without(place, first))
@@ -137,7 +138,7 @@ def test_a_task_that_finds_another_lake_or_none_refuses(url: str, tmp_path: Path
     Lake(tmp_path / "other").create()
     connection: Any = SimpleNamespace(open=lambda: closing(open_store(url)))
     for directory in (tmp_path / "other", tmp_path / "none"):
-        task = pipeline._Task((), connection, directory, "the driver's", pipeline.Aim())
+        task = pipeline._Task((), connection, directory, "the driver's", Aim())
         with pytest.raises(StoreUnavailable, match="is not the driver's lake"):
             list(task.run(iter(())))
     assert not (tmp_path / "none").exists()

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 FORMAT: Final = 1
+HIDDEN: Final = ".hidden"
+"""How names of files end that globs shall not find; `**/*.parquet` looks below `_lake`, too."""
+
 _MAGIC: Final = b"PENSTOCKLAKE"
 _RAW_BYTES_MAX: Final = 1 << 30
 DAY_US: Final = 86_400_000_000
@@ -72,6 +75,11 @@ class LakeFile(NamedTuple):
     def name(self) -> str:
         """What it is called. Offsets have twenty digits, so that names sort as events do."""
         return f"{self.log_id}-{self.partition}-{self.start:020d}-{self.stop:020d}-{self.token}.parquet"
+
+    @property
+    def hidden_name(self) -> str:
+        """What it is called where nobody shall find it, with whatever pattern."""
+        return f"{self.name}{HIDDEN}"
 
     @property
     def path(self) -> str:

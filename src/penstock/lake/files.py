@@ -1,7 +1,7 @@
 """Files of a lake: written from a log or from other files, and read by offset range.
 
-**Written** under a name that nobody looks for, synced, and then given their own: what has the name of a lake's file is
-whole. A file has row groups of some megabytes; as offsets are dense, which row group has an offset follows from their
+**Written** under a name that nobody looks for, synced, and then given their own, hidden one: what has the name of a
+lake's file is whole. A file has row groups of some megabytes; as offsets are dense, which row group has an offset follows from their
 lengths, and a read of a few events unpacks one of them. Pages have checksums, so that damage is found where it is.
 
 **What is read is checked** like bytes from anywhere: the types, every length and text, and that each offset is there.
@@ -154,7 +154,7 @@ class FileWriter:
             last_us=int(self._last_us),
             digest=self._content.digest(),
         )
-        self._path.rename(self._directory / file.name)
+        self._path.rename(self._directory / file.hidden_name)
         return file
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import IntegrityError, StoreUnavailable, UsageError
-from penstock.lake.entries import Entry, LakeFile, Manifest, decode, encode
+from penstock.lake.entries import HIDDEN, Entry, LakeFile, Manifest, decode, encode
 from penstock.versions import Versions, local_directory, sync_directory
 
 if TYPE_CHECKING:
@@ -132,14 +132,16 @@ class Lake:
     def _check_there(self, added: Iterable[Entry]) -> None:
         """Refuse to name what is not there: somebody may have removed it, believing that nobody wants it."""
         for entry in added:
-            if isinstance(entry, LakeFile) and not (self.hidden / entry.name).exists():
-                raise IntegrityError(f"{self.hidden / entry.name} was written, and is gone: nothing was archived")
+            if isinstance(entry, LakeFile) and not (self.hidden / entry.hidden_name).exists():
+                raise IntegrityError(
+                    f"{self.hidden / entry.hidden_name} was written, and is gone: nothing was archived"
+                )
 
     # --- files ----------------------------------------------------------------------------------
 
     def path(self, file: LakeFile) -> Path:
         """Return where a file is now; `FileNotFoundError` if it is nowhere."""
-        visible, hidden = self.directory / file.path, self.hidden / file.name
+        visible, hidden = self.directory / file.path, self.hidden / file.hidden_name
         for path in (visible, hidden, visible):  # it may be moved while we look
             if path.exists():
                 return path
@@ -151,7 +153,7 @@ class Lake:
             target = self.directory / file.path
             self._make_directory(target.parent)
             with suppress(FileNotFoundError):  # another has moved it
-                (self.hidden / file.name).rename(target)
+                (self.hidden / file.hidden_name).rename(target)
                 moved += 1
         return moved
 
@@ -165,13 +167,15 @@ class Lake:
         moved = 0
         for file in files:
             with suppress(FileNotFoundError):
-                (self.directory / file.path).rename(self.hidden / file.name)
+                (self.directory / file.path).rename(self.hidden / file.hidden_name)
                 moved += 1
         return moved
 
     def tidy(self) -> Tidied:
         """Show what is in the lake, hide what is not, and remove what nobody can want any more."""
-        waiting = {path.name: path for path in self.hidden.iterdir()} if self.hidden.exists() else {}
+        waiting = (
+            {path.name.removesuffix(HIDDEN): path for path in self.hidden.iterdir()} if self.hidden.exists() else {}
+        )
         seen = list(self.directory.glob("topic=*/date=*/*.parquet"))
         # Read after the files were listed: one that is put and shown meanwhile is not taken for a stranger.
         manifest = self.manifest()
@@ -180,11 +184,10 @@ class Lake:
         for path in seen:
             if path.name not in manifest.names:
                 with suppress(FileNotFoundError):
-                    path.rename(self.hidden / path.name)
+                    path.rename(self.hidden / f"{path.name}{HIDDEN}")
                     hidden += 1
-        return Tidied(
-            shown, hidden, self._remove([path for path in waiting.values() if path.name not in manifest.names])
-        )
+        unnamed = [path for name, path in waiting.items() if name not in manifest.names]
+        return Tidied(shown, hidden, self._remove(unnamed))
 
     def _remove(self, unnamed: Sequence[Path]) -> int:
         oldest = self._clock.time_us() / 1e6 - self._grace_seconds
@@ -200,7 +203,7 @@ class Lake:
         for number in self._versions.numbers():
             with suppress(FileNotFoundError):  # it was old, and is gone since
                 wanted |= decode(self._versions.read(number)).names
-        removed = [path for path in old if path.name not in wanted]
+        removed = [path for path in old if path.name.removesuffix(HIDDEN) not in wanted]
         for path in removed:
             path.unlink(missing_ok=True)
         return len(removed)
