@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 from uuid import uuid4
 
+import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet as pq
 from tests.spark_topics import rich
 
 from penstock.batch import Batch
@@ -27,6 +29,7 @@ from penstock.testing.conformance.builders import a_run
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.lake.entries import LakeFile
     from penstock.lake.reading import Readable
 
 Row = dict[str, Any]
@@ -150,6 +153,16 @@ def seen(directory: Path) -> list[tuple[str, int, int, bytes]]:
     assert sorted(dataset.files) == sorted(map(str, directory.glob("**/*.parquet")))
     table = dataset.to_table(columns=["topic", "partition", "offset", "data"]) if dataset.files else None
     return sorted(tuple(row.values()) for row in table.to_pylist()) if table is not None else []
+
+
+def rewrite(world: World, file: LakeFile, offset: int, data: bytes) -> None:
+    """Replace the payload of one event in a file."""
+    path = world.directory / file.path
+    table = pq.read_table(path, partitioning=None)
+    values = table.column("data").to_pylist()
+    values[offset - file.start] = data
+    column = table.schema.get_field_index("data")
+    pq.write_table(table.set_column(column, table.schema.field(column), pa.array(values, pa.binary())), path)
 
 
 class Holed:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.lakes import DAY_SECONDS, SMALL, Holed, Killed, World, killed_at, rows, seen
+from tests.lakes import DAY_SECONDS, SMALL, Holed, Killed, World, killed_at, rewrite, rows, seen
 
 from penstock.errors import DataLost, IntegrityError, StoreUnavailable, TrimRefused, UsageError
 from penstock.lake import lake as lakes
+from penstock.lake.entries import decode
+from penstock.lake.lake import Lake
 from penstock.lake.reading import ArchivedLog
 from penstock.offsets import Range
 from penstock.rows import Partition
@@ -129,7 +131,7 @@ def test_a_lake_that_was_set_back_takes_the_cursor_back(world: World) -> None:
 def test_two_lakes_do_not_share_a_subscription(world: World, tmp_path: Path) -> None:
     world.publish(10)
     world.archiver().everything()
-    other = lakes.Lake(tmp_path / "other")
+    other = Lake(tmp_path / "other")
     with pytest.raises(UsageError, match=r"of another lake.*penstock subscriptions rm orders archive"):
         world.archiver(lake=other).everything()
     assert world.archiver(lake=other, subscription="second").everything().events == 20
@@ -264,6 +266,15 @@ def test_a_file_that_changed_is_never_merged(world: World) -> None:
         world.archiver().everything()
 
 
+def test_a_file_with_other_content_is_never_merged(world: World) -> None:
+    for _ in range(3):
+        world.publish(3)
+        world.archiver(aim=SMALL._replace(merged_files_min=100)).everything()
+    rewrite(world, world.lake().manifest().files[1], 4, b"forged")
+    with pytest.raises(IntegrityError, match="its content is not what was archived"):
+        world.archiver().everything()
+
+
 def test_files_go_when_no_kept_version_names_them_and_they_are_old(world: World) -> None:
     for _ in range(3):
         world.publish(3)
@@ -291,9 +302,12 @@ def test_what_a_glob_shall_not_see_is_hidden_and_what_it_shall_is_shown(world: W
     shown = world.directory / file.path
     stranger = shown.with_name(shown.name.replace(file.token, "f" * 16))
     stranger.write_bytes(shown.read_bytes())
+    somebodys = shown.with_name("mine.parquet")
+    somebodys.write_bytes(b"")
     shown.rename(world.directory / "_lake" / "files" / file.hidden_name)
     world.lake().tidy()
     assert not stranger.exists()
+    somebodys.unlink()  # it was left alone
     world.check()
 
 
@@ -310,8 +324,14 @@ def life(world: World) -> None:
 
 def prepared(directory: Path) -> World:
     world = World(directory)
-    world.publish(8)
+    world.publish(4)
     return world
+
+
+def names_of(world: World) -> set[str]:
+    """Return all files that a version names."""
+    versions = Versions(world.directory / "_lake")
+    return {file.name for number in versions.numbers() for file in decode(versions.read(number)).files}
 
 
 def test_a_death_at_any_step_loses_and_doubles_nothing() -> None:
@@ -319,12 +339,15 @@ def test_a_death_at_any_step_loses_and_doubles_nothing() -> None:
         with killed_at(10_000) as undisturbed:
             life(prepared(Path(made) / "whole"))
         assert {"link", "fsync", "rename", "unlink", "mkdir", "open"} == set(undisturbed)
+        assert len(Lake(Path(made) / "whole").manifest().files) == 2, "files were merged"
         for step in range(len(undisturbed)):
             world = prepared(Path(made) / f"{step}")
             with pytest.raises(Killed), killed_at(step):
                 life(world)
             glimpse = seen(world.directory) if world.directory.exists() else []
             assert len(glimpse) == len(set(glimpse)), "a glob has seen an event twice"
+            named = names_of(world) if glimpse else set()
+            assert {path.name for path in world.directory.glob("topic=*/*/*")} <= named, "a glob has seen too much"
             world.publish(3)
             world.archiver().everything()
             world.check()
@@ -395,6 +418,22 @@ def test_of_two_archivers_at_once_one_has_written_for_nothing(world: World) -> N
     done = world.archiver(lake=lake, execute=second).everything()
     assert done.repeated > 0
     assert done.events == 0
+    world.check()
+
+
+def test_of_two_that_merge_the_same_files_one_is_refused(world: World) -> None:
+    for _ in range(4):
+        world.publish(3)
+        world.archiver(aim=SMALL._replace(merged_files_min=100)).everything()
+    lake = world.lake()
+
+    def second(jobs: Sequence[Job]) -> list[Written]:
+        written = list(here(world.store, lake, SMALL)(jobs))
+        world.archiver().everything()
+        return written
+
+    done = world.archiver(lake=lake, execute=second).everything()
+    assert (done.merged, done.repeated) == (0, 2)
     world.check()
 
 

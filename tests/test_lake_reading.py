@@ -23,7 +23,7 @@ from penstock.cli.app import run
 from penstock.errors import BeyondEnd, GapFound, IntegrityError, UsageError
 from penstock.joining import Joined, before
 from penstock.lake import files as lake_files
-from penstock.lake.content import CONTENT, Content
+from penstock.lake.content import Content
 from penstock.lake.files import FileReader
 from penstock.lake.lake import Lake
 from penstock.lake.reading import ArchivedLog, LakeReader
@@ -54,6 +54,8 @@ def content_of(table: pa.Table, sizes: list[int]) -> bytes:
 # --- content --------------------------------------------------------------------------------------
 
 EVENTS = Batch.from_events(rich(60)).to_arrow()
+PLACES = {"topic", "partition", "offset"}
+"""What the name of a file says."""
 
 
 @given(st.lists(st.integers(1, 40), max_size=8))
@@ -62,7 +64,7 @@ def test_the_digest_does_not_depend_on_batches(sizes: list[int]) -> None:
     assert content_of(table, sizes) == content_of(table, [])
 
 
-@given(st.integers(0, 59), st.sampled_from(CONTENT))
+@given(st.integers(0, 59), st.sampled_from([name for name in STORED_SCHEMA.names if name not in PLACES]))
 def test_the_digest_depends_on_every_value(row: int, name: str) -> None:
     values = EVENTS.column(name).to_pylist()
     another = {"time": datetime(1999, 1, 1, tzinfo=UTC), "headers": {"x": b"y"}, "data": b"other", "key": b"other"}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from tests.lakes import SMALL, World
+from tests.lakes import SMALL, World, rewrite
 from tests.spark_topics import fill, plain
 
 from penstock.cli.app import run
@@ -40,16 +38,6 @@ def file_of(world: World, number: int = 1) -> LakeFile:
     entry = world.lake().manifest().entries(world.topic.partitions[0])[number]
     assert isinstance(entry, LakeFile)
     return entry
-
-
-def rewrite(world: World, file: LakeFile, offset: int, data: bytes) -> None:
-    """Replace the payload of one event in a file."""
-    path = world.directory / file.path
-    table = pq.read_table(path, partitioning=None)
-    values = table.column("data").to_pylist()
-    values[offset - file.start] = data
-    column = table.schema.get_field_index("data")
-    pq.write_table(table.set_column(column, table.schema.field(column), pa.array(values, pa.binary())), path)
 
 
 def replace_manifest(world: World, manifest: Manifest) -> None:

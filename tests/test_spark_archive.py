@@ -144,6 +144,17 @@ def test_a_task_that_finds_another_lake_or_none_refuses(url: str, tmp_path: Path
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.spark
+def test_the_bench_reports_its_figure_and_leaves_no_lake_behind(spark: SparkSession, root: Path) -> None:
+    from penstock.cli.bench.pipelines import archive
+    from penstock.cli.bench.pipelines.sizes import Sizes
+
+    sizes = Sizes(warm_ups=0, archive_rows=500, archive_partitions=1, archive_batch_events=100)
+    [figure] = archive.figures(spark, root, sizes, rounds=1)
+    assert (figure.name, figure.unit, figure.goal) == ("archive", "events/s", "ratio >= 0.6")
+    assert sorted(path.name for path in root.iterdir()) == ["rows.arrow", "store"]
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 

@@ -34,6 +34,8 @@ DAY_US: Final = 86_400_000_000
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ID: Final = re.compile(r"[0-9A-Za-z_]{1,64}")
+NAME: Final = re.compile(r"[0-9A-Za-z_]{1,64}-\d+-\d{20}-\d{20}-[0-9A-Za-z_]{1,64}\.parquet")
+"""What files of a lake are called; any other name is somebody else's file."""
 
 
 class LakeFile(NamedTuple):

@@ -1,8 +1,9 @@
 """Files of a lake: written from a log or from other files, and read by offset range.
 
 **Written** under a name that nobody looks for, synced, and then given their own, hidden one: what has the name of a
-lake's file is whole. A file has row groups of some megabytes; as offsets are dense, which row group has an offset follows from their
-lengths, and a read of a few events unpacks one of them. Pages have checksums, so that damage is found where it is.
+lake's file is whole. A file has row groups of some megabytes; as offsets are dense, which row group has an offset
+follows from their lengths, and a read of a few events unpacks one of them. Pages have checksums, so that damage is
+found where it is.
 
 **What is read is checked** like bytes from anywhere: the types, every length and text, and that each offset is there.
 """
@@ -113,6 +114,8 @@ class FileWriter:
 
     def add(self, rows: pa.RecordBatch, event_bytes: int) -> None:
         """Add the rows that follow, all of one day."""
+        if self._held_bytes + event_bytes > 2 * GROUP_BYTES:
+            self._flush()
         times = cols.times(rows.column("appended_at"), 0)
         self._first_us = min(self._first_us, int(times.min()))
         self._last_us = max(self._last_us, int(times.max()))
@@ -351,8 +354,7 @@ class FileReader:
             for first, last in pairwise(edges):
                 part = columns.slice(first, last - first)
                 place = Place(said.topic, said.partition, int(times[first]), said.source, said.content_type)
-                events = cols.assemble(dict(zip(part.schema.names, part.columns, strict=True)))
-                found.append(Batch(events, start=start + first, place=place))
+                found.append(Batch(_used(part), start=start + first, place=place))
         except InvalidBatch as error:
             raise self._damaged(str(error)) from None
         return found
@@ -367,6 +369,14 @@ class FileReader:
 
     def _damaged(self, why: str) -> IntegrityError:
         return IntegrityError(f"{self._path} is damaged: {why}")
+
+
+def _used(columns: pa.RecordBatch) -> pa.RecordBatch:
+    """Leave out columns without a value, as a log does."""
+    names = [name for name in cols.NAMES if name == "data" or columns.column(name).null_count < columns.num_rows]
+    return pa.RecordBatch.from_arrays(
+        [columns.column(name) for name in names], schema=cols.schema_of(cols.mask_of(names))
+    )
 
 
 def content_of(rows: Iterable[pa.RecordBatch]) -> bytes:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import IntegrityError, StoreUnavailable, UsageError
-from penstock.lake.entries import HIDDEN, Entry, LakeFile, Manifest, decode, encode
+from penstock.lake.entries import HIDDEN, NAME, Entry, LakeFile, Manifest, decode, encode
 from penstock.versions import Versions, local_directory, sync_directory
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class Lake:
         shown = self._show(file for file in manifest.files if file.name in waiting)
         hidden = 0
         for path in seen:
-            if path.name not in manifest.names:
+            if NAME.fullmatch(path.name) and path.name not in manifest.names:
                 with suppress(FileNotFoundError):
                     path.rename(self.hidden / f"{path.name}{HIDDEN}")
                     hidden += 1

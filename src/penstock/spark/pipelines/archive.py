@@ -27,6 +27,7 @@ import msgspec
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import DataLost, IntegrityError, StaleCursor, StoreUnavailable, TopicDeleted, Trimmed, UsageError
+from penstock.events import check_name
 from penstock.lake import plan
 from penstock.lake.entries import Entry, LakeFile, LakeGap, Manifest
 from penstock.lake.files import Written, merge_files, write_piece
@@ -128,6 +129,7 @@ class Archiver:
         fail_on_data_loss: bool = True,
         clock: Clock | None = None,
     ) -> None:
+        check_name("subscription", subscription)
         self._store = store
         self._lake = lake
         self._topics = Topics(store, topics)
