@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from penstock.cli.pipelines.archive import archive
-from penstock.cli.pipelines.redrive import redrive
+from penstock.cli.pipelines import archive, redrive
 
 app = typer.Typer(help="Archive, audit, redrive and project events with Spark.", no_args_is_help=True)
-app.command("archive")(archive)
-app.command("redrive")(redrive)
+app.command("archive")(archive.archive)
+app.command("redrive")(redrive.redrive)
