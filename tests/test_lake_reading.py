@@ -165,7 +165,7 @@ def test_damage_is_an_integrity_error_that_names_the_file_or_does_not_touch_its_
     path = world.directory / file.path
     sound = path.read_bytes()
     found: list[str] = []
-    for where in range(0, len(sound), 37):
+    for where in range(0, len(sound), 11):
         path.write_bytes(sound[:where] + bytes([sound[where] ^ 0x5A]) + sound[where + 1 :])
         try:
             assert read_all(file, path) == file.digest

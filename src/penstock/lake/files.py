@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +34,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    import numpy.typing as npt
+
     from penstock.lake.plan import Aim, Piece
     from penstock.ports import Log
+
+R = TypeVar("R")
 
 READ_BYTES: Final = 32 << 20
 READ_EVENTS: Final = 100_000
@@ -284,16 +288,26 @@ class FileReader:
         self._opened = self._checked(
             lambda: pq.ParquetFile(str(path), pre_buffer=False, memory_map=False, page_checksum_verification=True)
         )
-        metadata = self._opened.metadata
+        try:
+            self._edges, self.topical = self._checked(self._inspect)
+        except IntegrityError:
+            self._opened.close()
+            raise
+
+    def _inspect(self) -> tuple[npt.NDArray[np.int64], Topical]:
+        """Return where row groups begin and end, and what the file says of its topic."""
+        file, metadata, schema = self._file, self._opened.metadata, self._opened.schema_arrow
         lengths = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-        self._edges = np.cumsum([file.start, *lengths])
-        if self._edges[-1] != file.stop:
-            raise self._damaged(f"it has the events up to {self._edges[-1]}, not {file.stop}")
-        schema = self._opened.schema_arrow
+        edges = np.cumsum([file.start, *lengths])
+        if edges[-1] != file.stop:
+            raise self._damaged(f"it has the events up to {edges[-1]}, not {file.stop}")
         if schema != FILE_SCHEMA:
             raise self._damaged("its columns are not those of events")
-        if (schema.metadata or {}).get(b"penstock.log", b"").decode() != file.log_id:
+        said = {name.decode(): value.decode() for name, value in (schema.metadata or {}).items()}
+        if said.get("penstock.log") != file.log_id:
             raise self._damaged("it is a file of another log")
+        defaults = (said.get(f"penstock.{name}", "") for name in ("source", "content_type"))
+        return edges, Topical(file.topic, file.log_id, file.partition, *defaults)
 
     def __enter__(self) -> Self:
         return self
@@ -307,14 +321,6 @@ class FileReader:
     def row_groups(self) -> int:
         """How many row groups it has."""
         return len(self._edges) - 1
-
-    @property
-    def topical(self) -> Topical:
-        """What the file says of its topic."""
-        said = self._opened.schema_arrow.metadata or {}
-        source, content_type = (said.get(f"penstock.{name}".encode(), b"") for name in ("source", "content_type"))
-        file = self._file
-        return Topical(file.topic, file.log_id, file.partition, source.decode(), content_type.decode())
 
     def group_of(self, offset: int) -> int:
         """Return which row group has an offset."""
@@ -336,7 +342,7 @@ class FileReader:
         batch: pa.RecordBatch = rows[0].replace_schema_metadata(None)
         return batch
 
-    def append_times(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def append_times(self) -> npt.NDArray[np.int64]:
         """Return when each of its events was appended, in microseconds."""
         table = self._checked(lambda: self._opened.read(columns=["appended_at"], use_threads=False))
         return cols.times(table.column(0).combine_chunks(), 0)
@@ -359,12 +365,12 @@ class FileReader:
             raise self._damaged(str(error)) from None
         return found
 
-    def _checked(self, read: Callable[[], pq.ParquetFile | pa.Table]) -> pq.ParquetFile | pa.Table:
+    def _checked(self, read: Callable[[], R]) -> R:
         try:
             return read()
         except FileNotFoundError:
             raise
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:  # names that are no text are a `ValueError`
             raise self._damaged(str(error)) from None
 
     def _damaged(self, why: str) -> IntegrityError:
