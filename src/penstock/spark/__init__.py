@@ -8,6 +8,7 @@ here makes it pleasant from Python:
 * `decode(df, EventClass)` turns their payloads into typed columns;
 * `register_views(spark, url, names)` makes tables of topics for SQL;
 * `archive(spark, bus, topics, lake)` moves what topics hold to a Parquet lake, and may be repeated at any time;
+* `audit(spark, bus)` says what became of every event of every subscription;
 * `dead_letters(spark, bus, topic, subscription)` is a DataFrame of what subscriptions gave up on;
 * `preview_redrive(…)` chooses some of them, and `redrive(bus, job)` brings them back.
 
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from penstock.spark.frames import stream as stream
     from penstock.spark.letters import dead_letters as dead_letters
     from penstock.spark.pipelines.archive import archive as archive
+    from penstock.spark.pipelines.audit import audit as audit
     from penstock.spark.pipelines.redrive import preview_redrive as preview_redrive
     from penstock.spark.pipelines.redrive import redrive as redrive
 
 _HOMES = {
     "archive": "penstock.spark.pipelines.archive",
+    "audit": "penstock.spark.pipelines.audit",
     "dead_letters": "penstock.spark.letters",
     "decode": "penstock.spark.decoding",
     "preview_redrive": "penstock.spark.pipelines.redrive",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from penstock.cli.pipelines import archive, redrive
+from penstock.cli.pipelines import archive, audit, redrive
 
 app = typer.Typer(help="Archive, audit, redrive and project events with Spark.", no_args_is_help=True)
 app.command("archive")(archive.archive)
+app.command("audit")(audit.audit)
 app.command("redrive")(redrive.redrive)

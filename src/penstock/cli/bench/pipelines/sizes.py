@@ -19,3 +19,9 @@ class Sizes:
     archive_partitions: int = 4
     archive_batch_events: int = 1_000
     """Of what is published together: each partition gets about a quarter of it as a block."""
+    audit_records: int = 10_000_000
+    """Settlement records whose sets of offsets do not join for long."""
+    audit_ranges: int = 100_000
+    audit_events: int = 100_000_000
+    """So many events are settled by so many records of one range each."""
+    audit_shards: int = 16
