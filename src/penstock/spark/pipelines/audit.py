@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 RECORDS_AT_ONCE: Final = 200_000
 """So many records are reduced together: more need more memory, fewer cost more time, the more so with many shards."""
+BYTES_AT_ONCE: Final = 32 << 20
+"""Or so many bytes of them: a record may name half a million ranges, and each takes eight times what it has there."""
 
 _PARTS: Final = "shard int, part binary"
 _RESULTS: Final = "shard int, result binary, records long, unreadable long"
@@ -175,12 +177,14 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[list[bytes], 
     """Yield records with their places in the ledger, as many as are reduced together."""
     data: list[bytes] = []
     offsets: list[Any] = []
+    held = 0
     for batch in batches:
+        held += batch.nbytes
         data += batch.column("data").to_pylist()
         offsets.append(batch.column("offset").to_numpy(zero_copy_only=False))
-        if len(data) >= RECORDS_AT_ONCE:
+        if len(data) >= RECORDS_AT_ONCE or held >= BYTES_AT_ONCE:
             yield data, np.concatenate(offsets)
-            data, offsets = [], []
+            data, offsets, held = [], [], 0
     if data:
         yield data, np.concatenate(offsets)
 
