@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.errors import IntegrityError, PenstockError, UsageError, WindowFull
-from penstock.offsets import OFFSET_END, Bitmap, Gap, Position, Range, RangeSet
+from penstock.offsets import MANY_RANGES, OFFSET_END, Bitmap, Gap, Position, Range, RangeSet
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -274,6 +274,30 @@ def test_the_largest_set_costs_no_more_than_the_smallest() -> None:
 def test_range_set_bytes_are_as_specified(spans: list[Range], written: str) -> None:
     assert RangeSet(spans).to_bytes() == bytes.fromhex(written)
     assert RangeSet.from_bytes(bytes.fromhex(written)) == RangeSet(spans)
+
+
+def leb128(number: int) -> bytes:
+    out = b""
+    while number > 0x7F:
+        out, number = out + bytes([number & 0x7F | 0x80]), number >> 7
+    return out + bytes([number])
+
+
+@given(
+    st.lists(
+        st.tuples(*[st.integers(0, 50).map(lambda bits: 2**bits - 1) | st.integers(0, 2**50)] * 2),
+        min_size=MANY_RANGES - 1,
+        max_size=MANY_RANGES + 60,
+    )
+)
+def test_many_ranges_are_written_as_few_are(steps: list[tuple[int, int]]) -> None:
+    spans, floor = RangeSet(), 0
+    for beyond, longer in steps:
+        start = floor + beyond
+        spans.add(Range(start, start + longer + 1))
+        floor = start + longer + 2
+    assert spans.to_bytes() == b"".join(leb128(beyond) + leb128(longer) for beyond, longer in steps)
+    assert RangeSet.from_bytes(spans.to_bytes()) == spans
 
 
 @given(range_sets | wide_sets)

@@ -121,6 +121,10 @@ DENSE: Final = 16
 """Offsets are dense if at least one of so many between the first and the last is among them."""
 
 
+MANY_RANGES: Final = 64
+"""Of so many ranges it is faster to write all numbers at once than one after the other."""
+
+
 class RangeSet:
     """A mutable set of offsets, kept as sorted ranges that neither overlap nor touch.
 
@@ -250,6 +254,10 @@ class RangeSet:
         self._stops[low:high] = [stop for _, stop in kept]
 
     def __or__(self, other: RangeSet) -> RangeSet:
+        if not self or not other:
+            result = RangeSet()
+            result._starts, result._stops = self._starts + other._starts, self._stops + other._stops
+            return result
         return RangeSet._of(*_melt(self._starts + other._starts, self._stops + other._stops))
 
     def __and__(self, other: RangeSet) -> RangeSet:
@@ -279,6 +287,12 @@ class RangeSet:
         most nine bytes, none of them needless. {[3, 7)} is `03 03`, {[0, 1), [300, 302)} is
         `00 00 aa 02 01`, the empty set has no bytes.
         """
+        if len(self._starts) >= MANY_RANGES:
+            starts, stops = np.array(self._starts, np.uint64), np.array(self._stops, np.uint64)
+            numbers = np.empty(2 * len(starts), np.uint64)
+            numbers[0::2] = starts - np.concatenate(([np.uint64(0)], stops[:-1] + np.uint64(1)))
+            numbers[1::2] = stops - starts - np.uint64(1)
+            return _written(numbers)
         out = bytearray()
         floor = 0
         for start, stop in zip(self._starts, self._stops, strict=True):
@@ -323,6 +337,20 @@ def _write_number(out: bytearray, number: int) -> None:
         out.append(number & 0x7F | 0x80)
         number >>= 7
     out.append(number)
+
+
+def _written(numbers: NDArray[np.uint64]) -> bytes:
+    """Return what `_write_number` writes of these one after the other."""
+    lengths = np.ones(len(numbers), np.int64)
+    for bits in range(7, int(numbers.max()).bit_length(), 7):
+        lengths += numbers >= np.uint64(1 << bits)
+    firsts = np.cumsum(lengths) - lengths
+    out = np.empty(int(lengths.sum()), np.uint8)
+    for at in range(int(lengths.max())):
+        has = np.flatnonzero(lengths > at)
+        septets = (numbers[has] >> np.uint64(7 * at)) & np.uint64(0x7F)
+        out[firsts[has] + at] = septets | (lengths[has] > at + 1).astype(np.uint64) << np.uint64(7)
+    return out.tobytes()
 
 
 def _read_numbers(data: bytes) -> list[int]:
