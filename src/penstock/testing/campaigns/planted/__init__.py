@@ -209,7 +209,7 @@ BUGS: Final = (
         delivery.commit_without_a_fence,
         C1,
         lives_of_delivery(
-            34,
+            231,
             Plan(frozen=0.03, frozen_seconds=4.0, slow=0.1, slow_seconds=1.5),
             mode="failover",
             batches=False,
@@ -265,7 +265,7 @@ BUGS: Final = (
         shards.settled_without_a_lease,
         C1S,
         lives_of_delivery(
-            74,
+            269,
             Plan(frozen=0.1, frozen_seconds=6.0, slow=0.2, slow_seconds=3.0),
             **SHARED,
             processes=3,
@@ -287,7 +287,7 @@ BUGS: Final = (
         claims.read_before_it_was_given_back,
         C1S,
         lives_of_delivery(
-            61,
+            48,
             Plan(slow=0.4, slow_seconds=1.5),
             **CLAIMED,
             processes=3,
