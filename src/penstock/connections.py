@@ -83,12 +83,12 @@ _kinds: dict[type, _Kind] = {}
 class Driver:
     """A connection, and how its driver wants it to be used; `UsageError` if it is not one."""
 
-    __slots__ = ("_quick", "_style", "connection", "error", "sqlite", "waits")
+    __slots__ = ("_style", "connection", "error", "quick", "sqlite", "waits")
 
     def __init__(self, connection: Any) -> None:
         kind = _kinds.get(type(connection)) or _kind_of(connection)
         self.connection = connection
-        self.error, self.waits, self._style, self.sqlite, self._quick = kind
+        self.error, self.waits, self._style, self.sqlite, self.quick = kind
         # `waits`: whether calls block, and are not awaited. `sqlite`: whether it is a database of SQLite.
 
     @property
@@ -134,7 +134,7 @@ class Driver:
                 try:
                     answer = self._take(step)
                 except BaseException as error:  # noqa: BLE001 - whatever it is, the steps decide what follows
-                    step = steps.throw(self._explained(error))
+                    step = steps.throw(self.explained(error))
                 else:
                     step = steps.send(answer)
         except StopIteration as done:
@@ -160,7 +160,7 @@ class Driver:
         if isinstance(step, Call):
             getattr(self.connection, step.method)()
             return 0
-        if self._quick:
+        if self.quick:
             return int(self.connection.execute(*self._arguments(step)).rowcount)
         cursor = self.connection.cursor()
         try:
@@ -186,7 +186,8 @@ class Driver:
             return (statement, dict(step.values))
         return (statement, tuple(step.values[name] for name in names))
 
-    def _explained(self, error: BaseException) -> BaseException:
+    def explained(self, error: BaseException) -> BaseException:
+        """Return what is raised instead of an error of the driver's that says too little."""
         if self.names(error, "created in a thread"):
             return UsageError(
                 f"this connection was made in another thread, and SQLite refuses it here: connect in the handler, or "

@@ -64,12 +64,14 @@ _MARK = (
     "INSERT INTO penstock_inbox (scope, source, id, marked_at) VALUES ({scope}, {source}, {id}, {marked_at})"
     " ON CONFLICT (scope, source, id) DO NOTHING"
 )
+_QUICK_MARK = _MARK.format(scope="?", source="?", id="?", marked_at="?")
 _MARK_AT_THE_END = _MARK.replace("{marked_at}", "(SELECT MAX(marked_at) + 1 FROM penstock_inbox)")
 """Where another mark has this very time: two processes at once, or a clock that was set back."""
 _FORGET = (
     "DELETE FROM penstock_inbox WHERE (scope, source, id) IN (SELECT scope, source, id FROM penstock_inbox"
     " WHERE marked_at < {before} ORDER BY marked_at LIMIT {most})"
 )
+_CLOCK: Final = SystemClock()
 _SAVEPOINT = "penstock_once"
 _SAVE = Execute(f"SAVEPOINT {_SAVEPOINT}")
 _RELEASE = Execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
@@ -107,16 +109,28 @@ class _Block(ABC, Generic[R]):
                 f"committed or undone with that: give each handler that runs at a time a connection of its own"
             )
         try:
-            return self._driver.run(self._entering())
+            found = self._at_once() if self._driver.quick else None
+            return self._driver.run(self._entering()) if found is None else found
         except BaseException:
             self._vacate()
             raise
 
+    def _at_once(self) -> R | None:
+        """Do what the steps of entering do, in the usual case of a connection of sqlite3; None in any other."""
+        return None
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        driver = self._driver
         try:
-            self._driver.run(self._leaving(error))
+            if error is None and self._begun and driver.quick and driver.connection.in_transaction:
+                try:
+                    driver.connection.execute(_RELEASE.statement)
+                except BaseException as refusal:  # noqa: BLE001 - the steps decide what follows
+                    driver.run(self._refused(refusal))
+            else:
+                driver.run(self._leaving(error))
         finally:
             self._vacate()
 
@@ -164,7 +178,9 @@ class _Block(ABC, Generic[R]):
     def _vacate(self) -> None:
         if self._outermost:
             self._outermost = False
-            _around.set(tuple(block for block in _around.get() if block is not self))
+            around = _around.get()
+            inner = around[-1] is self if around else False
+            _around.set(around[:-1] if inner else tuple(block for block in around if block is not self))
             del _present[id(self._driver.connection)]
             if self.ended is not None:
                 self.ended.set()
@@ -202,11 +218,15 @@ class _Block(ABC, Generic[R]):
                 yield from driver.commit(_RELEASE)
             else:
                 yield _RELEASE
-        except BaseException as error:
-            yield from self._undo(error)
-            if driver.names(error, _SAVEPOINT):
-                raise _ended_within() from error
-            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised there
+            yield from self._refused(error)
+
+    def _refused(self, error: BaseException) -> Steps[None]:
+        """Undo what could not be committed, and raise why."""
+        yield from self._undo(error)
+        if self._driver.names(error, _SAVEPOINT):
+            raise _ended_within() from error
+        raise error
 
     def _undo(self, failure: BaseException) -> Steps[None]:
         """Undo what the block did; if that fails, too, the first failure is still the one that is raised."""
@@ -250,7 +270,24 @@ class Once(_Block[bool]):
         if not isinstance(given, str) or not given or "\0" in given:
             raise UsageError(f"the scope of a mark is a text, not empty and without NUL, and not {scope!r}")
         self._mark = {"scope": _fitting(scope), "source": _fitting(source), "id": _fitting(id)}
-        self._clock = clock or SystemClock()
+        self._clock = clock or _CLOCK
+
+    def _at_once(self) -> bool | None:
+        driver, mark = self._driver, self._mark
+        execute = driver.connection.execute
+        if driver.connection.in_transaction:
+            return None
+        try:
+            execute(_SAVE.statement)
+            inserted = execute(_QUICK_MARK, (mark["scope"], mark["source"], mark["id"], self._clock.time_us())).rowcount
+        except driver.error as error:
+            if driver.connection.in_transaction:
+                execute("ROLLBACK")
+            if driver.names(error, "penstock_inbox"):
+                return None
+            raise driver.explained(error) from error
+        self._begun = True
+        return bool(inserted == 1)
 
     def _work(self) -> Steps[bool]:
         try:
@@ -291,6 +328,8 @@ class Once(_Block[bool]):
 
 def _fitting(text: str) -> str:
     """Return a text as it is marked: itself, or its digest if it is very long."""
+    if len(text) <= TEXT_BYTES_MAX // 4:  # no character takes more than four bytes
+        return text
     encoded = text.encode()
     return text if len(encoded) <= TEXT_BYTES_MAX else f"sha256:{hashlib.sha256(encoded).hexdigest()}"
 
