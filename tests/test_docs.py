@@ -67,10 +67,14 @@ def test_the_first_program_prints_what_the_readme_says(tmp_path: Path) -> None:
 def test_the_demo_checks_itself(tmp_path: Path) -> None:
     shown = run(["-m", "examples.demo", "4000"], tmp_path)
     assert "SIGKILL to a producer" in shown
-    assert shown.count("lost 0") == 3
+    assert shown.count("lost 0") == 4  # of each service, and of the audit
     assert "1 dead letter of inventory: KeyError 'perpetuum mobile'" in shown
     assert "no damage" in shown
-    assert "equal the log" in shown
+    assert "equal the log\n" in shown
+    assert "equal the log byte for byte" in shown
+    assert "revenue" in shown
+    assert "Nothing is lost" in shown
+    assert (tmp_path / "penstock-data" / "audit.html").read_text().startswith("<!doctype html>")
 
 
 def test_every_decision_page_says_what_why_and_at_what_cost() -> None:

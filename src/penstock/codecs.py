@@ -159,9 +159,10 @@ class _MsgspecCodec:
 
     def decode(self, data: bytes, cls: type[T]) -> T:
         try:
-            return cast("T", self.readers[cls](data))
+            value: T = self.readers[cls](data)
         except Exception as error:  # noqa: BLE001 - a class's own __post_init__ may raise anything
             raise self._unreadable(cls.__qualname__, error) from None
+        return value
 
     def decode_builtins(self, data: bytes) -> object:
         try:

@@ -204,11 +204,6 @@ class Delivery(_Hand, Generic[T]):
         """Whether the subscription is paused by now."""
         return self._engine.policy.paused
 
-    @property
-    def _timeout_seconds(self) -> float | None:
-        """How long its handler may take, as the subscription's policy says now."""
-        return self._engine.policy.timeout_seconds
-
     def _discard(self) -> None:
         """Say that nobody wants it: it is settled, and counted as discarded."""
         self._say(Ack(self._offsets, Outcome.DISCARDED))

@@ -26,7 +26,7 @@ CONCURRENCY = 16
 CONCURRENCY_MAX = 4_096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Handler:
     """A function that takes events of some classes."""
 
@@ -39,9 +39,11 @@ class Handler:
     takes: tuple[bool, ...]
     """For each parameter, whether it is the delivery."""
 
-    def arguments(self, value: Any, delivery: Delivery[Any]) -> tuple[Any, ...]:
-        """Return what it is called with."""
-        return _ARGUMENTS[self.takes](value, delivery)
+    arguments: Callable[[Any, Delivery[Any]], tuple[Any, ...]] = field(init=False, repr=False)
+    """What makes of a value and its delivery what it is called with."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", _ARGUMENTS[self.takes])
 
 
 _ARGUMENTS: Final[Mapping[tuple[bool, ...], Callable[[Any, Any], tuple[Any, ...]]]] = {

@@ -115,6 +115,8 @@ class Handling:
         self._breathless = False
         """Whether no worker begins anything until the event loop has had a turn."""
         self._surprised: set[Handler] = set()
+        self._silent: set[Handler | None] = set()
+        """Coroutine functions that have returned nothing, as they should: nobody has to look at what they return."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Set if it can go on no more, with the reason."""
 
@@ -268,7 +270,9 @@ class Handling:
         self._begin(worker, handler, delivery)
         try:
             if self._middleware:
-                await self._middleware[0](delivery, partial(self._around, 1, handler, delivery))
+                plainly = handler in self._silent and len(self._middleware) == 1
+                proceed = partial(self._called if plainly else partial(self._around, 1), handler, delivery)
+                await self._middleware[0](delivery, proceed)
             elif (result := await self._called(handler, delivery)) is not None:
                 self._surprise(handler, result)
         except (KeyboardInterrupt, GeneratorExit):
@@ -294,7 +298,7 @@ class Handling:
     def _begin(self, worker: Worker, handler: Handler | None, delivery: Delivery[Any]) -> None:
         worker.reported, worker.overdue, worker.deadline = worker.began, False, None
         worker.handler, worker.delivery = handler, delivery
-        seconds = delivery._timeout_seconds
+        seconds = delivery._engine.policy.timeout_seconds
         if seconds is not None:
             worker.deadline = worker.began + seconds
             delivery._keeper = partial(self._extend, worker)
@@ -308,11 +312,13 @@ class Handling:
             await self._middleware[index](delivery, partial(self._around, index + 1, handler, delivery))
         elif (result := await self._called(handler, delivery)) is not None:
             self._surprise(handler, result)
+        elif handler is not None and handler.in_loop:
+            self._silent.add(handler)
 
     def _called(self, handler: Handler | None, delivery: Delivery[Any]) -> Awaitable[Any]:
         """Decode an event, and begin with its handler; returns what to wait for."""
         try:
-            value = delivery.value
+            value = delivery._topic.decode(delivery.event)
         except FutureVersion:
             raise
         except DecodeError as error:

@@ -199,7 +199,7 @@ class Watching:
 
     async def _be_late(self, run: Run, fault: Fault) -> None:
         self._faults.note(fault)
-        limit = run.delivery._timeout_seconds  # noqa: SLF001 - so late that it is not too late
+        limit = run.delivery._engine.policy.timeout_seconds  # noqa: SLF001 - so late that it is not too late
         run.pausing = True
         try:
             await self._clock.pause(fault.seconds if limit is None else min(fault.seconds, limit * TIMEOUT_SHARE))
