@@ -7,7 +7,8 @@ have reached each of the three services, and the demonstration says how many did
 took.
 
 Then Spark reads the same orders as a stream, counts them by customer, and writes the counts to a second topic, exactly
-once. What that topic says is compared with the log.
+once; archives them to a Parquet lake; makes a table of what each customer has spent; and audits what was delivered,
+event by event. Each result is compared with what it was made of. The report of the audit stays, for a browser.
 
     python -m examples.demo [orders]
 """
@@ -28,7 +29,9 @@ from pathlib import Path
 
 from examples.shop import FIXED, UNHEARD_OF, Journal, OrderPlaced, lines_of, orders, service, some_order
 from examples.spark_counts import check_counts, count_in_spark
+from examples.spark_pipelines import archive, audit, project
 
+import penstock.spark
 from penstock import Bus
 from penstock.stores.file.platform import Platform
 from penstock.stores.file.verify import verify
@@ -181,6 +184,28 @@ class Shop:
         await bus.close()
         return replayed.replayed
 
+    def examine(self, root: Path) -> None:
+        """Look at all of it with Spark; ends with an error if anything is lost."""
+        report = root.parent / "audit.html"
+        spark = penstock.spark.session(app_name="penstock-demo")
+        try:
+            count_in_spark(spark, self.url, root / "checkpoint", say)
+            asyncio.run(check_counts(self.url, say))
+            archive(spark, self.url, root / "lake", say)
+            project(spark, self.url, root / "tables", asyncio.run(self.ordered()), say)
+            nothing_lost = audit(spark, self.url, report, say)
+        finally:
+            spark.stop()
+        if not nothing_lost:
+            raise SystemExit("LOST: the report says which")
+
+    async def ordered(self) -> list[str]:
+        """Return what was ordered, of every order in the log: also if its producer was killed before it was told."""
+        bus = Bus(self.url, topics=[orders])
+        found = [orders.decode(event).item async for event in bus.read(orders)]
+        await bus.close()
+        return found
+
     def close(self) -> None:
         """Let every service drain and end."""
         for process in self.services:
@@ -236,8 +261,7 @@ def main(total: int) -> None:
         size = sum(partition.bytes for topic in report.topics for partition in topic.partitions)
         assert report.ok, report.damages
         say(f"  opened anew and verified: {size / 1e6:,.0f} MB, no damage\n")
-        count_in_spark(url, root / "checkpoint", say)
-        asyncio.run(check_counts(url, say))
+        shop.examine(root)
     finally:
         shop.end()
         shutil.rmtree(root, ignore_errors=True)

@@ -25,6 +25,8 @@ from penstock import Bus, Delivery, Retry, Topic, open_store
 
 ITEMS = ("nut", "bolt", "gasket", "valve")
 UNHEARD_OF = "perpetuum mobile"
+PRICES = {"nut": 5, "bolt": 12, "gasket": 180, "valve": 2_450, UNHEARD_OF: 99_999_900}
+"""What things cost, in cents."""
 FIXED = "inventory-knows-it-now"
 """A file of this name beside the journals lets inventory know the unheard-of thing: somebody has repaired it."""
 
@@ -45,6 +47,17 @@ orders: Topic[OrderPlaced] = Topic("orders", OrderPlaced, key=lambda order: orde
 def some_order(number: int, customers: int = 500) -> OrderPlaced:
     """Return an order, placed now."""
     return OrderPlaced(number, f"customer-{number % customers}", ITEMS[number % len(ITEMS)], time.time())
+
+
+def revenues(url: str) -> Bus:
+    """Return a bus with a projection of the orders: what each customer has spent, in cents."""
+    bus = Bus(url, topics=[orders])
+
+    @bus.projection(orders, "revenue")
+    def revenue(spent: int | None, order: OrderPlaced) -> int:
+        return (spent or 0) + PRICES[order.item]
+
+    return bus
 
 
 # --- a journal --------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from examples.shop import orders
+from pyspark.sql import SparkSession
 
 import penstock.spark
 from penstock import Bus, Topic
@@ -22,25 +23,21 @@ async def _create(url: str) -> None:
     await bus.close()
 
 
-def count_in_spark(url: str, checkpoint: Path, say: Callable[[str], None]) -> None:
+def count_in_spark(spark: SparkSession, url: str, checkpoint: Path, say: Callable[[str], None]) -> None:
     """Count the orders by customer, and write all counts to the topic `counts` with every batch."""
     asyncio.run(_create(url))
-    spark = penstock.spark.session(app_name="penstock-demo")
-    try:
-        events = penstock.spark.stream(spark, url, orders, subscription="counting", maxRowsPerTrigger=20_000)
-        found = events.groupBy("key").count().selectExpr("key", "cast(count as string) as data")
-        query = (
-            found.writeStream.format("penstock")
-            .outputMode("complete")
-            .options(url=url, topic=counts.name, sinkName="counting", checkpointLocation=str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        batches = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
-        say(f"  Spark has read {sum(batches):,} orders in {len(batches)} batches and counted them by customer")
-    finally:
-        spark.stop()
+    events = penstock.spark.stream(spark, url, orders, subscription="counting", maxRowsPerTrigger=20_000)
+    found = events.groupBy("key").count().selectExpr("key", "cast(count as string) as data")
+    query = (
+        found.writeStream.format("penstock")
+        .outputMode("complete")
+        .options(url=url, topic=counts.name, sinkName="counting", checkpointLocation=str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    batches = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+    say(f"  stream    {sum(batches):>9,} orders in {len(batches)} batches, counted by customer into a topic")
 
 
 async def check_counts(url: str, say: Callable[[str], None]) -> None:
@@ -55,4 +52,4 @@ async def check_counts(url: str, say: Callable[[str], None]) -> None:
         found[event.key] = int(event.data)  # a later batch counts more: the last one stays
     await bus.close()
     assert found == expected, "the counts differ from the log"
-    say(f"  the counts of {len(found):,} customers, {sum(found.values()):,} orders, equal the log")
+    say(f"            the counts of {len(found):,} customers, {sum(found.values()):,} orders, equal the log")

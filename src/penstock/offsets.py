@@ -543,5 +543,9 @@ class Bitmap:
         span = 8 * (len(data) - 1) + data[-1].bit_length()
         if span > min(limit, OFFSET_END - start):
             raise IntegrityError(f"a bitmap at {start} spans {span:,} offsets, the limit is {limit:,}")
-        bitmap.set_many(np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")) + start)
+        # One more cell than are set at most: the last one never is.
+        cells = np.zeros(max(span + 1, cls._CELLS_MIN), np.bool_)
+        cells[:span] = np.unpackbits(np.frombuffer(data, np.uint8), count=span, bitorder="little")
+        bitmap._count = int(np.count_nonzero(cells))
+        bitmap._rebase(cells)
         return bitmap
