@@ -59,11 +59,17 @@ SELECT {COLUMNS} FROM places CROSS JOIN json_each(:offsets) AS wanted CROSS JOIN
 WHERE parked.log_id = :log_id AND parked.subscription = :subscription AND parked.partition = place
     AND parked.offset = wanted.value {MATCHING}
 """  # noqa: S608
+# Offsets that follow each other, of one partition, are one stretch of the table.
+FROM_RANGE = f"""
+SELECT {COLUMNS} FROM parked
+WHERE log_id = :log_id AND subscription = :subscription AND parked.partition = :partition
+    AND parked.offset BETWEEN :first AND :last {MATCHING}
+"""  # noqa: S608
 PAGE = """ AND (parked.partition, parked.offset) > (:after_partition, :after_offset)
 ORDER BY parked.partition, parked.offset LIMIT :limit"""
 DUE = """ AND state = 'waiting' AND due_at <= :now
 ORDER BY due_at, parked.partition, parked.offset LIMIT :limit"""
-SELECT_PAGE, SELECT_PAGE_OF_OFFSETS = FROM_ALL + PAGE, FROM_OFFSETS + PAGE
+SELECT_PAGE, SELECT_PAGE_OF_OFFSETS, SELECT_PAGE_OF_RANGE = FROM_ALL + PAGE, FROM_OFFSETS + PAGE, FROM_RANGE + PAGE
 SELECT_DUE, SELECT_DUE_OF_OFFSETS = FROM_ALL + DUE, FROM_OFFSETS + DUE
 SELECT_WAITING = FROM_WAITING + " AND state = 'waiting' LIMIT :limit"
 UPDATE_PARKED = """
@@ -71,6 +77,11 @@ UPDATE parked SET state = ?, due_at = ?, attempts = ?, replay = ?, job = ?, crc 
 WHERE log_id = ? AND subscription = ? AND partition = ? AND offset = ?
 """
 _of_update = itemgetter(5, 7, 8, 9, 14, 17, 0, 1, 2, 3)
+# Without what the index of rows that wait is made of: it would be written anew for every row.
+UPDATE_JOB = """
+UPDATE parked SET job = ?, crc = ? WHERE log_id = ? AND subscription = ? AND partition = ? AND offset = ?
+"""
+_of_job_update = itemgetter(14, 17, 0, 1, 2, 3)
 DELETE_PARKED = "DELETE FROM parked WHERE log_id = ? AND subscription = ? AND partition = ? AND offset = ?"
 
 ROWS_AT_A_TIME = 5_000
@@ -217,7 +228,9 @@ class FileParkedRows:
     # --- changing ------------------------------------------------------------------------------
 
     def stamp(self, filter: ParkedFilter, job: str) -> int:
-        return self._change(filter, None, lambda values: (*values[:_JOB], job, *values[_JOB + 1 :]))
+        return self._change(
+            filter, None, lambda values: (*values[:_JOB], job, *values[_JOB + 1 :]), UPDATE_JOB, _of_job_update
+        )
 
     def replay(self, filter: ParkedFilter, now: int, *, limit: int | None = None) -> int:
         def revived(values: Row) -> Row:
@@ -233,16 +246,23 @@ class FileParkedRows:
                 *values[_JOB + 1 :],
             )
 
-        return self._change(_in_states(filter, _DEAD), limit, revived)
+        return self._change(_in_states(filter, _DEAD), limit, revived, UPDATE_PARKED, _of_update)
 
-    def _change(self, filter: ParkedFilter, limit: int | None, change: Callable[[Row], Row]) -> int:
+    def _change(
+        self,
+        filter: ParkedFilter,
+        limit: int | None,
+        change: Callable[[Row], Row],
+        statement: str,
+        values_of: Callable[[Row], Row],
+    ) -> int:
         self._log.check_open()
 
         def work(connection: sqlite3.Connection) -> int:
             changed = 0
             for rows in _pages(connection, filter, limit):
-                new = [_of_update(PARKED.seal(change(values))) for values in rows]
-                connection.executemany(UPDATE_PARKED, new)
+                new = [values_of(PARKED.seal(change(values))) for values in rows]
+                connection.executemany(statement, new)
                 changed += len(new)
             if changed:
                 raise_revision(connection)
@@ -273,7 +293,12 @@ class FileParkedRows:
 def _page(connection: sqlite3.Connection, wanted: ParkedFilter, after: tuple[int, int] | None, limit: int) -> list[Row]:
     partition, offset = (-1, -1) if after is None else after
     place = {"after_partition": partition, "after_offset": offset, "limit": limit}
-    statement = SELECT_PAGE_OF_OFFSETS if _few_offsets(wanted) else SELECT_PAGE
+    statement = SELECT_PAGE
+    if wanted.offsets and wanted.partition is not None and _is_range(wanted.offsets):
+        place |= {"first": min(wanted.offsets), "last": max(wanted.offsets)}
+        statement = SELECT_PAGE_OF_RANGE
+    elif _few_offsets(wanted):
+        statement = SELECT_PAGE_OF_OFFSETS
     return PARKED.checked_all(connection.execute(statement, _parameters(wanted) | place).fetchall())
 
 
@@ -302,6 +327,10 @@ def _in_states(wanted: ParkedFilter, states: frozenset[ParkedState]) -> ParkedFi
 
 def _few_offsets(wanted: ParkedFilter) -> bool:
     return wanted.offsets is not None and len(wanted.offsets) <= OFFSETS_SINGLY_MAX
+
+
+def _is_range(offsets: frozenset[int]) -> bool:
+    return max(offsets) - min(offsets) + 1 == len(offsets)
 
 
 def _parameters(wanted: ParkedFilter) -> dict[str, Any]:
