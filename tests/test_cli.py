@@ -529,6 +529,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
                 "metrics",
                 "pause",
                 "pipeline",
+                "projection",
                 "publish",
                 "read",
                 "repair",

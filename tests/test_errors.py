@@ -27,6 +27,7 @@ SAMPLES: list[PenstockError] = [
     errors.Trimmed.at("orders/0", 1, 2, 5),
     errors.BeyondEnd.at("orders/0", 9, 2, 5),
     errors.StoreFull("full"),
+    errors.ProjectionFailed("revenue", "orders/0@17", "it raised KeyError"),
 ]
 
 

@@ -82,6 +82,8 @@ def test_the_facade_is_what_is_made_from_the_bus_as_it_is() -> None:
                 "publisher",
                 "sync",
                 "subscriber",
+                "projection",
+                "projections",
                 "subscribers",
                 "run",
                 "lifespan",

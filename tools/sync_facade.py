@@ -89,7 +89,19 @@ SOURCES = [
         # What is sent one by one crosses threads one by one, and that costs more than an append: `publish_batch` it.
         # Subscribers run in an event loop: `await bus.run()`, or `penstock run`.
         omitted=frozenset(
-            {"publisher", "sync", "subscriber", "subscribers", "run", "lifespan", "open", "configure", "elsewhere"}
+            {
+                "publisher",
+                "sync",
+                "subscriber",
+                "subscribers",
+                "projection",
+                "projections",
+                "run",
+                "lifespan",
+                "open",
+                "configure",
+                "elsewhere",
+            }
             | {"latest_metrics"}
         ),
     ),

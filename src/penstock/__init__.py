@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.bus.letters import DeadLetter as DeadLetter
     from penstock.bus.letters import DeadStats as DeadStats
     from penstock.bus.letters import Replayed as Replayed
+    from penstock.bus.projections import Projection as Projection
     from penstock.bus.publisher import Prepared as Prepared
     from penstock.bus.publisher import Receipt as Receipt
     from penstock.bus.shipments import PendingReceipt as PendingReceipt
@@ -67,6 +68,7 @@ _HOMES = {
     "Replayed": "penstock.bus.letters",
     "Health": "penstock.bus.health",
     "SubscriptionHealth": "penstock.bus.health",
+    "Projection": "penstock.bus.projections",
     "Prepared": "penstock.bus.publisher",
     "Receipt": "penstock.bus.publisher",
     "PendingReceipt": "penstock.bus.shipments",

@@ -161,7 +161,7 @@ class _MsgspecCodec:
         try:
             value: T = self.readers[cls](data)
         except Exception as error:  # noqa: BLE001 - a class's own __post_init__ may raise anything
-            raise self._unreadable(cls.__qualname__, error) from None
+            raise self._unreadable(_named(cls), error) from None
         return value
 
     def decode_builtins(self, data: bytes) -> object:
@@ -178,7 +178,7 @@ class _MsgspecCodec:
             # JSON has only string keys; a dictionary keyed by numbers gets them back here.
             return msgspec.convert(obj, cls, dec_hook=_load_pydantic, str_keys=True)
         except Exception as error:  # noqa: BLE001 - as in decode
-            raise self._unreadable(cls.__qualname__, error) from None
+            raise self._unreadable(_named(cls), error) from None
 
     def _build_reader(self, cls: type[Any]) -> Callable[[bytes], Any]:
         if _is_pydantic[cls]:
@@ -196,6 +196,21 @@ class _JsonCodec(_MsgspecCodec):
 
     def _build_reader(self, cls: type[Any]) -> Callable[[bytes], Any]:
         return partial(_validate_json, cls) if _is_pydantic[cls] else super()._build_reader(cls)
+
+
+def check_json(annotation: Any) -> None:
+    """Raise `EncodeError` unless values of this annotation have a form in JSON; it need not be a class with fields."""
+    try:
+        shape = inspect.type_info(annotation)
+        _JSON.readers[annotation]
+    except Exception as error:
+        raise EncodeError(f"{_named(annotation)} has no form in JSON: {_shorten(error)}") from error
+    if isinstance(shape, inspect.CustomType) and not _is_pydantic[shape.cls]:
+        raise EncodeError(f"{_named(annotation)} is not a dataclass, msgspec Struct, attrs class or pydantic model")
+
+
+def _named(annotation: Any) -> str:
+    return getattr(annotation, "__qualname__", None) or str(annotation)
 
 
 _write_strictly = json.JSONEncoder(allow_nan=False, check_circular=False).encode
@@ -383,6 +398,14 @@ def media_type(content_type: str) -> str:
 def is_json(media: str) -> bool:
     """Say whether a media type means JSON: its subtype is `json` or ends in `+json`."""
     return media.endswith(("/json", "+json"))
+
+
+def reader_of(codec: Codec, cls: type[T]) -> Callable[[bytes], T]:
+    """Return what reads values of a class at the least cost: what it raises is whatever its library does.
+
+    For those who read very many, and ask `codec.decode` again for the one that could not be read, and for its error.
+    """
+    return codec.readers[cls] if isinstance(codec, _MsgspecCodec) else partial(codec.decode, cls=cls)
 
 
 def forget_classes() -> None:

@@ -24,6 +24,7 @@
         + PartialPublish           some partitions of a batch succeeded, others did not
         + PublishHalted            an event before it was not stored, so it was not sent
         + BufferFull               a publisher has no room for an event: wait for some
+      - ProjectionFailed           a projection's function cannot go on; says at which event, and why
       - NotDrained                 a test's world still has something to do; says what
       - WindowFull                 an offset is too far ahead of the first unsettled one
       - StoreError
@@ -197,6 +198,20 @@ class UpcasterMissing(CodecError):
 
 
 # --- delivering ---------------------------------------------------------------------------------
+
+
+class ProjectionFailed(PenstockError):
+    """Raised when a projection cannot go on: its function raised, or returned what is no state, or an event has no key.
+
+    Nothing of the event was written, and no later one of its partition is folded. Mend the function, or let it return
+    the state as it was for such an event, and start again.
+    """
+
+    def __init__(self, projection: str, position: str, reason: str) -> None:
+        super().__init__(f"projection {projection!r} cannot go on at {position}: {reason}")
+        self.projection = projection
+        self.position = position
+        self.reason = reason
 
 
 class NotDrained(PenstockError):

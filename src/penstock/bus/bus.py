@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from itertools import count
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
 from penstock.batch import Batch, StoredEvent
@@ -33,9 +34,12 @@ from penstock.bus.entrances import Entrances
 from penstock.bus.grouping import GROUP_EVENTS_MAX
 from penstock.bus.local import Local
 from penstock.bus.measuring import Measurements
+from penstock.bus.projecting import Projecting
+from penstock.bus.projections import Projection
 from penstock.bus.publisher import Prepared, Publisher, Receipt
 from penstock.bus.reading import read_topic, with_archive
 from penstock.bus.signals import caught
+from penstock.bus.states import PROJECTIONS_FILE, States
 from penstock.bus.subscribers import ConsumeOptions, Subscribers
 from penstock.bus.topic import EventFields, Key, Topic
 from penstock.clock import Clock, SystemClock, datetime_to_us, us_to_datetime
@@ -45,6 +49,7 @@ from penstock.offsets import Gap
 from penstock.rows import Scheduled, Staged
 from penstock.runtime.entrances import partition_of
 from penstock.settings import Settings, redact_url, resolve
+from penstock.stores import path_of
 
 if TYPE_CHECKING:
     import os
@@ -60,13 +65,16 @@ if TYPE_CHECKING:
     from penstock.engine.policy import Exhausted
     from penstock.metrics import Metric
     from penstock.ports import Backend, Store
-    from penstock.rows import Subscription
+    from penstock.rows import Subscription, TopicInfo
     from penstock.runtime.subscriptions import Start
 
 T = TypeVar("T")
+S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
 
 SCHEDULED_PAGE_MAX = 1_000
+RETRIES_MAX = 1_000_000
+"""Of what a projection is brought: its events are never given up, as the position of its states decides."""
 
 
 class Parts(NamedTuple):
@@ -84,6 +92,8 @@ class Bus:
     * `url`: the store; None takes `PENSTOCK_URL`, then `penstock.toml`, then `file:./penstock-data`.
     * `topics`: created on opening if they do not exist.
     * `outbox`: the application's own SQLite file. What `stage` puts there is published while this bus is open.
+    * `projections`: the SQLite file of its projections; unless given, `projections.db` in the directory of a `file:`
+      store, and in memory for a store in memory.
     * `middleware`: around every handler, the first one outermost; see `penstock.bus.middleware`.
     * `settings`: instead of reading the environment and `penstock.toml`.
     * `clock`, `store`: for tests. A store that is given stays open when the bus closes.
@@ -95,6 +105,7 @@ class Bus:
         *,
         topics: Iterable[Topic[Any]] = (),
         outbox: str | os.PathLike[str] | None = None,
+        projections: str | os.PathLike[str] | None = None,
         middleware: Iterable[Middleware] = (),
         settings: Settings | None = None,
         clock: Clock | None = None,
@@ -103,6 +114,7 @@ class Bus:
         self._given_url = url
         self._given_settings = settings
         self._outbox_path = outbox
+        self._projections_path = projections
         self._middleware = tuple(middleware)
         self._declared: dict[str, Topic[Any]] = {}
         for topic in topics:
@@ -118,6 +130,7 @@ class Bus:
         *,
         chance: Callable[[], float] = random.random,
         follows: bool = False,
+        states: States | None = None,
     ) -> None:
         """Be a new bus, of what was declared. One that `follows` has as its outbox what is staged into."""
         self._clock = clock
@@ -125,7 +138,8 @@ class Bus:
         self._directory = TopicDirectory(self._declared, self._opened)
         self._entrances = Entrances(self._declared, clock, self._outbox_path, chance=chance, follows=follows)
         self._deliveries = Deliveries(self._directory, clock, self._opened, chance=chance)
-        self._subscribers = Subscribers(self._declare, self._consumer_of, clock, middleware)
+        self._subscribers = Subscribers(self._declare, self._consumer_of, self._projecting_of, clock, middleware)
+        self._states_: States | None = states
         self._dead_letters = DeadLetters(self._directory, clock, self._opened)
         self._measurements = Measurements(clock, self._deliveries, self._entrances)
         self._delayed_number = count()
@@ -159,6 +173,7 @@ class Bus:
         url: str | None = None,
         settings: Settings | None = None,
         outbox: str | os.PathLike[str] | None = None,
+        projections: str | os.PathLike[str] | None = None,
     ) -> None:
         """Decide anew what was decided when it was made, for whoever deploys it; before it is used."""
         if self._state != "new" or self._backend is not None:
@@ -169,6 +184,8 @@ class Bus:
         if outbox is not None:
             self._entrances.configure(outbox)
             self._outbox_path = outbox
+        self._projections_path = projections or self._projections_path
+        self._states_ = None
 
     # --- opening and closing -----------------------------------------------------------------
 
@@ -280,21 +297,31 @@ class Bus:
         chance: Callable[[], float] = random.random,
         middleware: Iterable[Middleware] = (),
         outbox: str | os.PathLike[str] | None = None,
+        states: States | None = None,
     ) -> Iterator[Parts]:
         """Be, within a block, a new bus over another store and clock: for tests; see `penstock.testing.harness`.
 
         Topics and handlers are those that were declared, and `middleware` is outside of the bus's own. If the bus has
         an outbox, it is this one here, or the file that is staged into first: nothing of another one is touched.
+        Projections are in `states`, or in memory.
         Whoever opens the bus within the block closes it there. Afterwards it is what it was, unopened or closed.
         """
         if self._state == "open":
             raise UsageError("this bus is open, and cannot be elsewhere: close it before, or do not open it")
-        before, subscribers = dict(self.__dict__), self._subscribers.declared
+        before, subscribers, projections = (
+            dict(self.__dict__),
+            self._subscribers.declared,
+            self._subscribers.projections,
+        )
         self._given_settings = settings
         self._declared = dict(self._declared)
         self._outbox_path = outbox or self._outbox_path
-        self._begin(clock, store, (*middleware, *self._middleware), chance=chance, follows=outbox is None)
+        self._begin(
+            clock, store, (*middleware, *self._middleware), chance=chance, follows=outbox is None,
+            states=states or States(None),
+        )  # fmt: skip
         self._subscribers.declared = dict(subscribers)
+        self._subscribers.projections = dict(projections)
         try:
             yield Parts(self._declared, self._deliveries, self._subscribers, self._entrances)
         finally:
@@ -312,7 +339,7 @@ class Bus:
         Returns whether all handlers that were begun have ended by themselves; otherwise some had to be cancelled, and
         their events went back, too.
         """
-        if not self._subscribers.declared:
+        if not self._subscribers.declared and not self._subscribers.embedded:
             raise UsageError("this bus has nothing to run: declare handlers with @bus.subscriber(topic, name)")
         with caught() as ending:
             async with self:
@@ -323,6 +350,11 @@ class Bus:
     def subscribers(self) -> list[Subscriber]:
         """The subscribers that were declared, in their order."""
         return list(self._subscribers.declared.values())
+
+    @property
+    def projections(self) -> list[Projection[Any]]:
+        """The projections that were declared, in their order."""
+        return list(self._subscribers.projections.values())
 
     @asynccontextmanager
     async def lifespan(self, _app: object = None) -> AsyncIterator[None]:
@@ -358,6 +390,63 @@ class Bus:
             concurrency=concurrency, ack=ack, ignore_others=ignore_others,
             middleware=None if middleware is None else tuple(middleware),
         )  # fmt: skip
+
+    def projection(
+        self,
+        topic: Topic[T] | str,
+        name: str,
+        *,
+        key: Callable[[T], str | bytes] | None = None,
+        version: int = 1,
+        ignore_others: bool = False,
+        embedded: bool = True,
+    ) -> Callable[[Callable[[Any, Any], S | None]], Projection[S]]:
+        """Declare a projection: a pure function of a state and an event, which returns the next state of a key.
+
+        * The first parameter is the state, None if the key has none yet; the second one is the event, of the class that
+          it is annotated with. Returning None ends the key. Both annotations count: the state's says how it is kept.
+        * `key`: of which state an event is a part; unless given, the key of the event itself. Events of one partition
+          are folded in their order. If a state has events of several partitions, the order among these is not fixed.
+        * `version`: raise it when the function changes what states mean. The projection then begins anew, beside the
+          one before, which stays as it is.
+        * `ignore_others`: leave out events of the topic's other classes, which is an error otherwise.
+        * `embedded`: False for one that is run by `penstock pipeline project` alone, and not where the bus runs.
+        """
+        declared = self._declare(topic)
+
+        def take(function: Callable[[Any, Any], S | None]) -> Projection[S]:
+            made = Projection(
+                function, declared, name, lambda: self._states,
+                key=key, version=version, ignore_others=ignore_others, embedded=embedded,
+            )  # fmt: skip
+            self._subscribers.add(made)
+            return made
+
+        return take
+
+    @property
+    def _states(self) -> States:
+        """The file of this bus's projections."""
+        if self._states_ is None:
+            url = self.url
+            if self._projections_path is not None:
+                self._states_ = States(Path(self._projections_path), own=False)
+            elif url.startswith("file:"):
+                self._states_ = States(path_of(url) / PROJECTIONS_FILE)
+            elif url.startswith("memory:"):
+                self._states_ = States(None)
+            else:
+                raise UsageError("this bus has no file for its projections: Bus(…, projections='projections.db')")
+        return self._states_
+
+    def _projecting_of(self, projection: Projection[Any]) -> Projecting:
+        consumer = self.consume(
+            projection.topic, projection.subscription, mode="failover", retry=Retry(max_retries=RETRIES_MAX)
+        )
+        return Projecting(projection, consumer, self._states, self._reached, self._clock)
+
+    async def _reached(self, topic: str) -> tuple[Backend, TopicInfo]:
+        return await self._opened(), await self._directory.info(topic)
 
     def _declare(self, topic: Topic[T] | str) -> Topic[Any]:
         """Return the topic that is meant; one that was not declared with the bus is from now on."""

@@ -63,15 +63,15 @@ def handler_of(function: Callable[..., Any], topic: Topic[Any]) -> Handler:
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise UsageError(f"handler {name} yields; a handler takes one event and returns")
     called = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
-    parameters = _parameters(function, name)
-    hints = _hints(function if inspect.isroutine(function) else called, name)
+    parameters = parameters_of(function, f"handler {name}", "the event, and perhaps its delivery")
+    hints = hints_of(function if inspect.isroutine(function) else called, f"handler {name}")
     takes = tuple(_is_delivery(hints.get(each.name)) or index == 1 for index, each in enumerate(parameters))
     if len(parameters) != len(set(takes)) or not parameters:
         raise UsageError(
             f"handler {name} takes {len(parameters)} parameters; it takes the event, or the event and its delivery"
         )
     annotated = [hints.get(each.name) for each, is_delivery in zip(parameters, takes, strict=True) if not is_delivery]
-    classes = _classes(annotated[0] if annotated else None, name, topic)
+    classes = classes_of(annotated[0] if annotated else None, f"handler {name}", topic)
     return Handler(function, name, classes, inspect.iscoroutinefunction(called), takes)
 
 
@@ -84,28 +84,27 @@ def code_of(function: Any) -> types.CodeType | None:
     return getattr(function, "__code__", None)
 
 
-def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
-    """Return what has to be given, or may be given by position."""
+def parameters_of(function: Callable[..., Any], who: str, takes: str) -> list[inspect.Parameter]:
+    """Return what has to be given to a function by position; `UsageError` if it wants anything else."""
     wanted = []
     for each in inspect.signature(function).parameters.values():
         if each.kind in {each.VAR_POSITIONAL, each.VAR_KEYWORD}:
-            raise UsageError(
-                f"handler {name} takes *{each.name}; name what it takes: the event, and perhaps its delivery"
-            )
+            raise UsageError(f"{who} takes *{each.name}; name what it takes: {takes}")
         if each.default is not each.empty:
             continue
         if each.kind is each.KEYWORD_ONLY:
-            raise UsageError(f"handler {name} has a parameter {each.name!r} that nobody gives; a default helps")
+            raise UsageError(f"{who} has a parameter {each.name!r} that nobody gives; a default helps")
         wanted.append(each)
     return wanted
 
 
-def _hints(function: Callable[..., Any], name: str) -> Mapping[str, Any]:
+def hints_of(function: Callable[..., Any], who: str) -> Mapping[str, Any]:
+    """Return the annotations of a function, as what they mean."""
     try:
         return get_type_hints(function)
     except NameError as error:
         raise UsageError(
-            f"the annotations of handler {name} cannot be read: {error}; its classes must be known where it is "
+            f"the annotations of {who} cannot be read: {error}; its classes must be known where it is "
             f"defined, outside of `if TYPE_CHECKING` and of functions"
         ) from None
 
@@ -114,7 +113,7 @@ def _is_delivery(hint: Any) -> bool:
     return hint is Delivery or get_origin(hint) is Delivery
 
 
-def _classes(hint: Any, name: str, topic: Topic[Any]) -> tuple[type, ...]:
+def classes_of(hint: Any, who: str, topic: Topic[Any]) -> tuple[type, ...]:
     """Return the classes of the topic that an annotation means."""
     known = tuple(topic.types)
     if hint is None or hint is Any or hint is object:
@@ -122,14 +121,14 @@ def _classes(hint: Any, name: str, topic: Topic[Any]) -> tuple[type, ...]:
     wanted = get_args(hint) if get_origin(hint) in {Union, types.UnionType} else (hint,)
     if not known:
         if wanted != (bytes,):
-            raise UsageError(f"handler {name} takes {_named(hint)}, and topic {topic.name!r} has plain bytes")
+            raise UsageError(f"{who} takes {_named(hint)}, and topic {topic.name!r} has plain bytes")
         return ()
     found = []
     for each in wanted:
         meant = [cls for cls in known if isinstance(each, type) and issubclass(cls, each)]
         if not meant:
             names = ", ".join(cls.__name__ for cls in known)
-            raise UsageError(f"handler {name} takes {_named(each)}, and topic {topic.name!r} has {names}")
+            raise UsageError(f"{who} takes {_named(each)}, and topic {topic.name!r} has {names}")
         found += [cls for cls in meant if cls not in found]
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""Runner: all subscribers of a bus at work in this process, and their orderly end.
+"""Runner: all subscribers and projections of a bus at work in this process, and their orderly end.
 
 Ending is *draining*: nothing more is begun, what was not begun goes back without a counted attempt, and every handler
 that runs may end. Those that have not after a while are cancelled, and their events go back in the same way.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.bus.consumer import Consumer
     from penstock.bus.handlers import Handler, Subscriber
     from penstock.bus.middleware import Middleware
+    from penstock.bus.projecting import Projecting
     from penstock.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ LOOK_SECONDS_MIN: Final = 0.01
 
 
 class Runner:
-    """Runs subscribers, each with a consumer that `consumer_of` makes for it."""
+    """Runs projections, and subscribers, each with a consumer that `consumer_of` makes for it."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Runner:
         *,
         clock: Clock,
         middleware: tuple[Middleware, ...] = (),
+        projectings: Sequence[Projecting] = (),
     ) -> None:
         for subscriber in subscribers:
             subscriber.check()
@@ -49,6 +51,7 @@ class Runner:
             Handling(subscriber, consumer_of(subscriber), clock, middleware, expect=self._expect)
             for subscriber in subscribers
         ]
+        self.projectings = list(projectings)
         self._look_at = 0.0
         self._sooner = asyncio.Event()
         self.watchdog = Watchdog(self._handlers)
@@ -56,14 +59,19 @@ class Runner:
         """How many handlers were ended before they had ended by themselves."""
         self._keeper: asyncio.Task[None] | None = None
 
+    @property
+    def at_work(self) -> list[Handling | Projecting]:
+        """All that can be drained, can fail, and ends."""
+        return [*self.handlings, *self.projectings]
+
     def _handlers(self) -> list[Handler]:
         return [handler for handling in self.handlings for handler in handling.subscriber.handlers]
 
     async def start(self) -> None:
         """Join all subscriptions, and begin; if one cannot be joined none is."""
         try:
-            for handling in self.handlings:
-                await handling.start()
+            for each in self.at_work:
+                await each.start()
         except BaseException:
             await self.stop()
             raise
@@ -100,9 +108,7 @@ class Runner:
 
     async def failed(self) -> None:
         """Return never, but raise what ends one of the subscribers."""
-        done, _ = await asyncio.wait(
-            [handling.failed for handling in self.handlings], return_when=asyncio.FIRST_COMPLETED
-        )
+        done, _ = await asyncio.wait([each.failed for each in self.at_work], return_when=asyncio.FIRST_COMPLETED)
         for future in done:
             await future
 
@@ -122,14 +128,14 @@ class Runner:
                 await self._keeper
             self._keeper = None
         self.cancelled += sum(len(handling.busy) for handling in self.handlings)
-        await asyncio.gather(*(handling.stop() for handling in self.handlings))
+        await asyncio.gather(*(each.stop() for each in self.at_work))
 
     async def _drain(self, seconds: float, hurry: asyncio.Event | None) -> None:
         loop = asyncio.get_running_loop()
         waits: list[asyncio.Future[Any]] = [loop.create_task(self._clock.pause(seconds))]
         if hurry is not None:
             waits.append(loop.create_task(hurry.wait()))
-        draining = asyncio.gather(*(handling.drain() for handling in self.handlings))
+        draining = asyncio.gather(*(each.drain() for each in self.at_work))
         try:
             await asyncio.wait([draining, *waits], return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -1,4 +1,4 @@
-"""Subscribers: what a bus knows of the handlers that were declared with it, and whether they run."""
+"""Subscribers: what a bus knows of the handlers and projections that were declared with it, and whether they run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from penstock.bus.consumer import Consumer
     from penstock.bus.deliveries import Checkpoint, Retry
     from penstock.bus.middleware import Middleware
+    from penstock.bus.projecting import Projecting
+    from penstock.bus.projections import Projection
     from penstock.bus.runner import Runner
     from penstock.bus.signals import Ending
     from penstock.bus.topic import Topic
@@ -53,14 +55,17 @@ class Subscribers:
         self,
         topic_of: Callable[[Topic[Any] | str], Topic[Any]],
         consumer_of: Callable[[Subscriber], Consumer[Any]],
+        projecting_of: Callable[[Projection[Any]], Projecting],
         clock: Clock,
         middleware: tuple[Middleware, ...],
     ) -> None:
         self._topic_of = topic_of
         self._consumer_of = consumer_of
+        self._projecting_of = projecting_of
         self._clock = clock
         self._middleware = middleware
         self.declared: dict[tuple[str, str], Subscriber] = {}
+        self.projections: dict[str, Projection[Any]] = {}
         self.runner: Runner | None = None
         """What runs them; None while nothing does."""
         self.drain_seconds = 30.0
@@ -108,14 +113,28 @@ class Subscribers:
 
         return take
 
+    def add(self, projection: Projection[Any]) -> None:
+        """Take a projection."""
+        if self.runner is not None:
+            raise UsageError(f"{projection} comes too late: the bus runs; declare it before")
+        if projection.name in self.projections:
+            raise UsageError(f"projection {projection.name!r} is declared twice: give one of them another name")
+        self.projections[projection.name] = projection
+
+    @property
+    def embedded(self) -> list[Projection[Any]]:
+        """The projections that run where the bus runs."""
+        return [projection for projection in self.projections.values() if projection.embedded]
+
     async def start(self) -> None:
         """Run them, if there are any."""
         from penstock.bus.runner import Runner
 
-        if self.runner is None and self.declared:
+        if self.runner is None and (self.declared or self.embedded):
             runner = Runner(
-                list(self.declared.values()), self._consumer_of, clock=self._clock, middleware=self._middleware
-            )
+                list(self.declared.values()), self._consumer_of, clock=self._clock, middleware=self._middleware,
+                projectings=[self._projecting_of(projection) for projection in self.embedded],
+            )  # fmt: skip
             await runner.start()
             self.runner = runner
 
@@ -149,8 +168,8 @@ class Subscribers:
                 self.cancelled += runner.cancelled
 
 
-def announcement(url: str, subscribers: Sequence[Subscriber]) -> list[str]:
-    """Return what a process says before it runs subscribers, line by line."""
+def announcement(url: str, subscribers: Sequence[Subscriber], projections: Sequence[Projection[Any]] = ()) -> list[str]:
+    """Return what a process says before it runs subscribers and projections, line by line."""
     count = len(subscribers)
     lines = [f"process {os.getpid()} runs {count} subscriber{'s' * (count != 1)} of {redact_url(url)}:"]
     for each in subscribers:
@@ -158,6 +177,7 @@ def announcement(url: str, subscribers: Sequence[Subscriber]) -> list[str]:
         handlers = ", ".join(handler.name for handler in each.handlers)
         how = f" ({mode})" if mode else ""
         lines.append(f"  {each.topic.name} → {each.name}{how}, {each.concurrency} at a time: {handlers}")
+    lines += [f"  {each.topic.name} → {each.subscription}" for each in projections if each.embedded]
     return lines
 
 

@@ -42,6 +42,7 @@ from penstock.cli import (
     metrics,
     pause,
     pipelines,
+    projections,
     publish,
     read,
     repair,
@@ -100,6 +101,7 @@ app.command()(chaos.chaos)
 app.add_typer(spark.app, name="spark")
 app.add_typer(pipelines.app, name="pipeline")
 app.add_typer(lake.app, name="lake")
+app.add_typer(projections.app, name="projection")
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 app.command()(version.version)

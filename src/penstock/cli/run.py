@@ -57,7 +57,7 @@ def run(
         bus = _runnable(target, session)
         log_to_stderr(log_level)
         if worker <= 1:
-            for line in announcement(bus.url, bus.subscribers):
+            for line in announcement(bus.url, bus.subscribers, bus.projections):
                 say(line)
         code = _run_here(bus, is_worker=worker > 0)
     if code:
@@ -66,7 +66,7 @@ def run(
 
 def _runnable(target: str, session: Session) -> Bus:
     bus = find_bus(target, session)
-    if not bus.subscribers:
+    if not bus.subscribers and not any(projection.embedded for projection in bus.projections):
         raise UsageError(
             f"{target} has nothing to run: declare handlers with @bus.subscriber(topic, name), and import their "
             f"modules where the bus is"

@@ -82,6 +82,7 @@ class Life:
                 chance=chance,
                 middleware=[watching],
                 outbox=outbox,
+                states=medium.states,
             )
         )
         declared = self.parts.subscribers.declared
@@ -121,5 +122,5 @@ class Life:
                 if worker.task is not None and (worker.handler is None or worker.handler.in_loop):
                     worker.task.cancel()
             # Those in threads are waited for: in the next life they would run beside themselves.
-            await asyncio.gather(*(handling.drain() for handling in runner.handlings))
+            await asyncio.gather(*(each.drain() for each in runner.at_work))
         await self.end(drain=False)

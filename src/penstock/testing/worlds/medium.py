@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import msgspec
 
 from penstock.batch import Batch
+from penstock.bus.states import States
 from penstock.errors import StoreClosed, StoreError, UsageError
 from penstock.rows import Partition
 from penstock.runtime.ledger import decode_record
@@ -66,6 +67,8 @@ class Medium:
 
     def __init__(self, clock: Clock, limits: MemorySettings, faults: Faults, numbers: Iterator[int]) -> None:
         self.store: Store = MemoryStore(clock=clock, limits=limits)
+        self.states = States(None)
+        """What the projections of the world's bus have come to."""
         self._faults = faults
         self._numbers = numbers
         self.calls = 0

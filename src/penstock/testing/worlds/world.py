@@ -262,7 +262,7 @@ class World:
             await self.crash()
             await self._be_quiet()
         runner = self._life.parts.subscribers.runner
-        for handling in runner.handlings if runner is not None else []:
+        for handling in runner.at_work if runner is not None else []:
             if handling.failed.done() and not handling.failed.cancelled():
                 handling.failed.result()
 

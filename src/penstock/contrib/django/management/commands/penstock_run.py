@@ -31,13 +31,13 @@ class Command(BaseCommand):
         try:
             bus = get_bus()
             autodiscover_modules(SUBSCRIBERS)
-            if not bus.subscribers:
+            if not bus.subscribers and not any(projection.embedded for projection in bus.projections):
                 raise UsageError(
                     "there is nothing to run: declare handlers with @bus.subscriber(topic, name), in the module of the "
                     f"bus or in the module {SUBSCRIBERS!r} of an installed application"
                 )
             look_after_connections(bus)
-            for line in announcement(bus.url, bus.subscribers):
+            for line in announcement(bus.url, bus.subscribers, bus.projections):
                 self.stderr.write(line, style_func=str)
             orderly = run_to_end(bus.run())
         except PenstockError as error:
