@@ -9,6 +9,7 @@ here makes it pleasant from Python:
 * `register_views(spark, url, names)` makes tables of topics for SQL;
 * `archive(spark, bus, topics, lake)` moves what topics hold to a Parquet lake, and may be repeated at any time;
 * `audit(spark, bus)` says what became of every event of every subscription;
+* `project(spark, bus, projection, into)` folds a projection into a table of Parquet, from where the table is;
 * `dead_letters(spark, bus, topic, subscription)` is a DataFrame of what subscriptions gave up on;
 * `preview_redrive(…)` chooses some of them, and `redrive(bus, job)` brings them back.
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.spark.letters import dead_letters as dead_letters
     from penstock.spark.pipelines.archive import archive as archive
     from penstock.spark.pipelines.audit import audit as audit
+    from penstock.spark.pipelines.project import project as project
     from penstock.spark.pipelines.redrive import preview_redrive as preview_redrive
     from penstock.spark.pipelines.redrive import redrive as redrive
 
@@ -38,6 +40,7 @@ _HOMES = {
     "dead_letters": "penstock.spark.letters",
     "decode": "penstock.spark.decoding",
     "preview_redrive": "penstock.spark.pipelines.redrive",
+    "project": "penstock.spark.pipelines.project",
     "read": "penstock.spark.frames",
     "redrive": "penstock.spark.pipelines.redrive",
     "register_views": "penstock.spark.frames",

@@ -15,15 +15,12 @@ than ours in some places and stricter in others; page 19 of the decisions says w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from datetime import date, datetime
-from decimal import Decimal
+from collections.abc import Callable
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
-from msgspec import UNSET
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -34,7 +31,7 @@ from penstock.codecs import PerClass, codec_named
 from penstock.errors import CodecError, DecodeError, UsageError
 from penstock.events import VERSION_HEADER, EventType, event_type_of, version_of
 from penstock.spark.shipping import Shipment
-from penstock.spark.types import Column, Layout, layout_of
+from penstock.spark.types import Column, Layout, array_of, layout_of
 
 CORRUPT = "_corrupt"
 EVENT = "_event"
@@ -181,42 +178,20 @@ def _columns(layout: Layout, rows: list[tuple[Any, ...] | None]) -> pa.Array:
         layout.columns.values(), zip(*(row or nothing for row in rows), strict=True), strict=True
     ):
         try:
-            arrays.append(_array(column, values))
+            arrays.append(array_of(column, values))
         except Exception:  # noqa: BLE001 - whatever a value is, its column cannot hold it
             fitting = [_fits(column, value) for value in values]
             good = [both and fits for both, fits in zip(good, fitting, strict=True)]
             arrays.append(
-                _array(column, [value if fits else None for value, fits in zip(values, fitting, strict=True)])
+                array_of(column, [value if fits else None for value, fits in zip(values, fitting, strict=True)])
             )
     # The fields of a null struct are null for whoever looks through it, so nothing else is to be cleared.
     return pa.StructArray.from_arrays(arrays, fields=list(layout.arrow), mask=pa.array([not one for one in good]))
 
 
-def _array(column: Column, values: Sequence[Any]) -> pa.Array:
-    convert = column.convert
-    if convert is not None:
-        values = [None if value is None or value is UNSET else convert(value) for value in values]
-    if column.scalar is not None and not set(map(type, values)) <= {column.scalar, type(None)}:
-        values = [_plain(column.scalar, value) for value in values]
-    return pa.array(values, column.arrow)
-
-
-def _plain(scalar: type, value: Any) -> Any:
-    """Return a value that Arrow keeps as it is, such as a member of an `IntEnum`; raise if it would be changed."""
-    if value is None or type(value) is scalar:
-        return value
-    if value is UNSET:
-        return None
-    if scalar in {float, Decimal} and type(value) is int:
-        return Decimal(value) if scalar is Decimal else value  # Many a default is written so.
-    if not isinstance(value, scalar) or (isinstance(value, bool | datetime) and scalar in {int, date}):
-        raise TypeError(f"{type(value).__qualname__} is not {scalar.__qualname__}")
-    return value
-
-
 def _fits(column: Column, value: Any) -> bool:
     try:
-        _array(column, [value])
+        array_of(column, [value])
     except Exception:  # noqa: BLE001 - as where this is called
         return False
     return True

@@ -28,7 +28,7 @@ def read(spark: SparkSession, bus: Bus | str, topic: Topics, **options: Any) -> 
     `bus` is a bus or the URL of its store; `topic` a `Topic`, a name, a pattern, or a list of them. Options are those
     of `format("penstock")`: `read(spark, bus, orders, startingOffsets="latest", types=["order.placed"])`.
     """
-    return spark.read.format("penstock").options(**_options(bus, topic, options)).load()
+    return spark.read.format("penstock").options(**options_of(bus, topic, options)).load()
 
 
 def stream(
@@ -40,7 +40,7 @@ def stream(
     """
     if subscription is not None:
         options["subscription"] = subscription
-    return spark.readStream.format("penstock").options(**_options(bus, topic, options)).load()
+    return spark.readStream.format("penstock").options(**options_of(bus, topic, options)).load()
 
 
 def register_views(spark: SparkSession, url: str, names: Iterable[str]) -> None:
@@ -60,7 +60,8 @@ def names_of(topics: Topics) -> list[str]:
     return [each if isinstance(each, str) else each.name for each in listed]
 
 
-def _options(bus: Bus | str, topic: Topics, options: Mapping[str, Any]) -> dict[str, str]:
+def options_of(bus: Bus | str, topic: Topics, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of `format("penstock")` as Spark passes them on."""
     return {
         "url": url_of(bus),
         "topic": _text("topic", names_of(topic)),

@@ -1,7 +1,8 @@
-"""Event classes on their way to Spark's workers.
+"""Event classes and projections on their way to Spark's workers.
 
 A `Shipment` carries an event type to a worker: by name where the worker can import it, and else in full, with what
-plain cloudpickle loses of a msgspec Struct or cannot carry of a class that msgspec has looked at.
+plain cloudpickle loses of a msgspec Struct or cannot carry of a class that msgspec has looked at. A `FoldShipment`
+carries a projection's functions, in the same way and with the same classes.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import Parameter, signature
-from typing import Any, Final, NamedTuple, get_type_hints
+from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import inspect
 from pyspark import cloudpickle
 
-from penstock.codecs import Codec, codec_named
+from penstock.bus.folding import Fold, StateForm
+from penstock.codecs import Codec, check_json, codec_named
 from penstock.errors import CodecError, UsageError
 from penstock.events import EventType
 from penstock.spark.types import fields_of
+
+R = TypeVar("R")
 
 _CLASSES_REMEMBERED_MAX = 16
 _SHIPPING = threading.Lock()
@@ -44,27 +48,10 @@ class Shipment:
     @classmethod
     def of(cls, event_type: EventType[Any]) -> Shipment:
         """Pack an event type; call it where no other thread makes msgspec look at the class."""
-        codec = event_type.codec
-        contents = (
-            event_type.cls,
-            codec.name if type(codec).__module__ == codec_named.__module__ else codec,
-            dict(event_type.upcasters) if event_type.version > 1 else {},
-        )
+        contents = _contents(event_type)
         place = f"{event_type.cls.__module__}.{event_type.cls.__qualname__}"
-        try:
-            parcels = [_packed(contents, ())]
-        except Exception as error:
-            raise UsageError(
-                f"class {place} cannot be sent to Spark's workers ({type(error).__name__}: {str(error)[:200]}): "
-                f"define it in a module that they can import"
-            ) from error
-        reason = ""
-        try:
-            if modules := list(_own_modules(event_type.cls, contents[2].values())):
-                parcels.append(_packed(contents, modules))
-        except Exception as error:  # noqa: BLE001 - then it travels by name or not at all, and the worker says why
-            reason = f"; it cannot be sent in full, {type(error).__name__}: {str(error)[:200]}"
-        return cls(event_type.name, event_type.version, place, tuple(parcels), reason)
+        parcels, reason = _parcels(f"class {place}", contents, [event_type.cls, *contents[2].values()])
+        return cls(event_type.name, event_type.version, place, parcels, reason)
 
     def open(self) -> EventType[Any]:
         """Return the event type in this process."""
@@ -73,18 +60,110 @@ class Shipment:
 
 @lru_cache(maxsize=_CLASSES_REMEMBERED_MAX)
 def _opened(shipment: Shipment) -> EventType[Any]:
+    def made(contents: _Contents) -> EventType[Any]:
+        return _event_type(shipment.name, shipment.version, contents)
+
+    return _first_that_opens(f"class {shipment.cls}", shipment.parcels, shipment.reason, made)
+
+
+# --- projections ------------------------------------------------------------------------------
+
+
+class Folding(NamedTuple):
+    """A projection as a worker needs it: its functions, and the types of its events by name."""
+
+    fold: Fold
+    types: dict[str, EventType[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldShipment:
+    """A projection, pickled in the same two ways."""
+
+    name: str
+    topic: str
+    types: tuple[tuple[str, int], ...]
+    """The names and versions of its events' types, in the order in which the classes are packed."""
+    parcels: tuple[bytes, ...]
+    reason: str
+
+    @classmethod
+    def of(cls, fold: Fold, types: Iterable[EventType[Any]]) -> FoldShipment:
+        """Pack a projection; call it where no other thread makes msgspec look at its classes."""
+        types = list(types)
+        packed = [_contents(event_type) for event_type in types]
+        state = fold.state
+        contents = (fold.function, fold.key, state.annotation, state.allowed, packed)
+        things: list[object] = [fold.function, fold.key, *(state.allowed or ()), inspect.type_info(state.annotation)]
+        things += [thing for each, _, upcasters in packed for thing in (each, *upcasters.values())]
+        parcels, reason = _parcels(f"projection {fold.name!r}", contents, things)
+        return cls(fold.name, fold.topic, tuple((each.name, each.version) for each in types), parcels, reason)
+
+    def open(self) -> Folding:
+        """Return the projection in this process."""
+        return _opened_fold(self)
+
+
+@lru_cache(maxsize=_CLASSES_REMEMBERED_MAX)
+def _opened_fold(shipment: FoldShipment) -> Folding:
+    def made(contents: tuple[Any, Any, Any, Any, list[_Contents]]) -> Folding:
+        function, key, annotation, allowed, packed = contents
+        check_json(annotation)
+        types = [_event_type(*stated, each) for stated, each in zip(shipment.types, packed, strict=True)]
+        fold = Fold(shipment.name, shipment.topic, function, key, StateForm(annotation, allowed))
+        return Folding(fold, {each.name: each for each in types})
+
+    return _first_that_opens(f"projection {shipment.name!r}", shipment.parcels, shipment.reason, made)
+
+
+# --- parcels ----------------------------------------------------------------------------------
+
+_Contents = tuple[type, str | Codec, dict[int, Any]]
+
+
+def _contents(event_type: EventType[Any]) -> _Contents:
+    codec = event_type.codec
+    return (
+        event_type.cls,
+        codec.name if type(codec).__module__ == codec_named.__module__ else codec,
+        dict(event_type.upcasters) if event_type.version > 1 else {},
+    )
+
+
+def _event_type(name: str, version: int, contents: _Contents) -> EventType[Any]:
+    cls, codec, upcasters = contents
+    chosen: Codec = codec_named(codec) if isinstance(codec, str) else codec
+    chosen.check(cls)
+    return EventType(name, version, cls, chosen, upcasters)
+
+
+def _parcels(what: str, contents: object, things: Iterable[object]) -> tuple[tuple[bytes, ...], str]:
+    """Return something pickled, by name and then in full, and why it is not in full, if it is not."""
+    try:
+        parcels = [_packed(contents, ())]
+    except Exception as error:
+        raise UsageError(
+            f"{what} cannot be sent to Spark's workers ({type(error).__name__}: {str(error)[:200]}): "
+            f"define it in a module that they can import"
+        ) from error
+    reason = ""
+    try:
+        if modules := list(_own_modules(things)):
+            parcels.append(_packed(contents, modules))
+    except Exception as error:  # noqa: BLE001 - then it travels by name or not at all, and the worker says why
+        reason = f"; it cannot be sent in full, {type(error).__name__}: {str(error)[:200]}"
+    return tuple(parcels), reason
+
+
+def _first_that_opens(what: str, parcels: Iterable[bytes], reason: str, made: Callable[[Any], R]) -> R:
     reasons = []
-    for parcel in shipment.parcels:
+    for parcel in parcels:
         try:
-            cls, codec, upcasters = cloudpickle.loads(parcel)
-            chosen: Codec = codec_named(codec) if isinstance(codec, str) else codec
-            chosen.check(cls)
+            return made(cloudpickle.loads(parcel))
         except (ImportError, AttributeError, CodecError) as error:
             reasons.append(f"{type(error).__name__}: {str(error)[:200]}")
-        else:
-            return EventType(shipment.name, shipment.version, cls, chosen, upcasters)
     raise UsageError(
-        f"class {shipment.cls} did not reach a worker of Spark ({'; '.join(reasons)}{shipment.reason}): define it "
+        f"{what} did not reach a worker of Spark ({'; '.join(reasons)}{reason}): define it "
         f"in a module that workers can import, or send that module along with spark.addArtifacts(…, pyfile=True)"
     )
 
@@ -104,11 +183,11 @@ def _packed(contents: object, by_value: Iterable[types.ModuleType]) -> bytes:
                 cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
-def _own_modules(cls: type, functions: Iterable[object]) -> Iterator[types.ModuleType]:
-    """Yield the modules of a class, of those it is made of and of its upcasters, unless they are installed."""
+def _own_modules(things: Iterable[object]) -> Iterator[types.ModuleType]:
+    """Yield the modules of classes, of those they are made of, and of functions, unless they are installed."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     seen: set[str] = {"__main__", "builtins"}
-    pending: list[object] = [cls, *functions]
+    pending: list[object] = list(things)
     met: set[int] = set()
     while pending:
         thing = pending.pop()

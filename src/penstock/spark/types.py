@@ -104,6 +104,11 @@ def layout_of(cls: type) -> Layout:
     return Layout({name: _column(kind, (cls,)) for name, kind in fields_of(cls) or ()})
 
 
+def column_of(annotation: object) -> Column:
+    """Return the column of values that are so annotated; the same holds for calling it."""
+    return _column(_type_info(annotation), ())
+
+
 def fields_of(cls: type) -> list[tuple[str, inspect.Type]] | None:
     """Return the fields of a class that has some, with what msgspec knows of their types; None for any other."""
     if (declared := getattr(cls, "__pydantic_fields__", None)) is not None:
@@ -182,6 +187,29 @@ def _struct(kind: inspect.StructType | inspect.DataclassType | inspect.CustomTyp
     layout = Layout({name: _column(kind, (*within, cls)) for name, kind in fields})
     converts = [(name, column.convert) for name, column in layout.columns.items()]
     return Column(layout.arrow, layout.spark, partial(_members, converts))
+
+
+def array_of(column: Column, values: Sequence[Any]) -> pa.Array:
+    """Return values as a column; raise whatever Arrow raises, or `TypeError`, if it cannot hold one of them."""
+    convert = column.convert
+    if convert is not None:
+        values = [None if value is None or value is msgspec.UNSET else convert(value) for value in values]
+    if column.scalar is not None and not set(map(type, values)) <= {column.scalar, type(None)}:
+        values = [_plain(column.scalar, value) for value in values]
+    return pa.array(values, column.arrow)
+
+
+def _plain(scalar: type, value: Any) -> Any:
+    """Return a value that Arrow keeps as it is, such as a member of an `IntEnum`; raise if it would be changed."""
+    if value is None or type(value) is scalar:
+        return value
+    if value is msgspec.UNSET:
+        return None
+    if scalar in {float, Decimal} and type(value) is int:
+        return Decimal(value) if scalar is Decimal else value  # Many a default is written so.
+    if not isinstance(value, scalar) or (isinstance(value, bool | datetime) and scalar in {int, date}):
+        raise TypeError(f"{type(value).__qualname__} is not {scalar.__qualname__}")
+    return value
 
 
 # --- values as Arrow takes them --------------------------------------------------------------

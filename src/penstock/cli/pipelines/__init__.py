@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from penstock.cli.pipelines import archive, audit, redrive
+from penstock.cli.pipelines import archive, audit, project, redrive
 
 app = typer.Typer(help="Archive, audit, redrive and project events with Spark.", no_args_is_help=True)
 app.command("archive")(archive.archive)
 app.command("audit")(audit.audit)
 app.command("redrive")(redrive.redrive)
+app.command("project")(project.project)

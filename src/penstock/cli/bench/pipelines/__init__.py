@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MASTER = "local[*]"
 SIZES = Sizes()
-PARTS: tuple[str, ...] = ("archive", "audit", "redrive")
+PARTS: tuple[str, ...] = ("archive", "audit", "redrive", "project")
 
 
 def figures(rounds: int) -> Iterator[Figure]:

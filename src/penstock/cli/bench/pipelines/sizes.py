@@ -25,3 +25,8 @@ class Sizes:
     audit_events: int = 100_000_000
     """So many events are settled by so many records of one range each."""
     audit_shards: int = 16
+    project_rows: int = 4_000_000
+    project_keys: int = 200_000
+    project_partitions: int = 4
+    project_batch: int = 10_000
+    project_step_rows: int = 4_000_000
