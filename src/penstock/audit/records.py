@@ -6,8 +6,6 @@ A record that cannot be read is left out and counted. Its place in the chain is 
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -16,12 +14,13 @@ import msgspec
 import numpy as np
 
 from penstock.audit import spans
+from penstock.collecting import uncollected
 from penstock.engine.states import Outcome
 from penstock.errors import IntegrityError
 from penstock.runtime.ledger import decode_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -78,24 +77,12 @@ class Columns:
 
 def columns_of(data: Sequence[bytes], positions: Numbers, known: Mapping[ShardKey, int]) -> Columns:
     """Decode records, in the order of their positions; those of shards that are not known are left out."""
-    with _uncollected():
+    with uncollected():
         few = [
             _few(data[first : first + AT_ONCE], positions[first : first + AT_ONCE], known)
             for first in range(0, max(len(data), 1), AT_ONCE)
         ]
     return _together(few)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector off: it would look at all these rows again and again, and they are gone soon."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _together(found: Sequence[Columns]) -> Columns:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Unpack, cast
 import typer
 
 from penstock.cli.arguments import moment
-from penstock.cli.letters import cloud_event, document_of, print_letter, print_letters, shortened
+from penstock.cli.letters import cloud_event, document_of, group_document, print_groups, print_letter, print_letters
 from penstock.cli.output import Json, Yes, print_json, print_table, say, shown_text, shown_time
 from penstock.cli.session import Session, find_topic
 from penstock.cli.subscriptions import Name, TopicName, find_subscription, still_there
@@ -21,7 +21,7 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.bus.dead_letters import DeadLetters
-    from penstock.bus.letters import DeadGroup, DeadLetter, DeadStats, Where
+    from penstock.bus.letters import DeadLetter, DeadStats, Where
     from penstock.ports import Store
     from penstock.rows import ParkedState
     from penstock.settings import Settings
@@ -174,37 +174,9 @@ def groups(  # the same
     """Group dead letters by the cause of their error."""
     found = _ask(context, topic, name, lambda letters: letters.groups(topic, name, **_where(context.params)))
     if as_json:
-        print_json({"groups": [_group(each) for each in found]})
+        print_json({"groups": [group_document(each) for each in found]})
         return
-    print_table(
-        ("count", "error", "cause", "first", "last", "sample", "message"),
-        [
-            (
-                f"{each.count:,}",
-                shown_text(each.error_type) or "-",
-                each.fingerprint or "all others",
-                shown_time(each.first),
-                shown_time(each.last),
-                str(each.sample),
-                shortened(each.message),
-            )
-            for each in found
-        ],
-        numbers={"count"},
-    )
-
-
-def _group(group: DeadGroup) -> dict[str, Any]:
-    return {
-        "fingerprint": group.fingerprint or None,
-        "error_type": group.error_type,
-        "count": group.count,
-        "first": shown_time(group.first),
-        "last": shown_time(group.last),
-        "message": group.message,
-        "partition": group.sample.partition,
-        "offset": group.sample.offset,
-    }
+    print_groups(found)
 
 
 @app.command()

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.output import print_table, shown_bytes, shown_text, shown_time
 
 if TYPE_CHECKING:
-    from penstock.bus.letters import DeadLetter
+    from collections.abc import Sequence
+
+    from penstock.bus.letters import DeadGroup, DeadLetter
 
 MESSAGE_SHOWN = 60
 HEX_BYTES_SHOWN = 4_096
@@ -37,6 +39,40 @@ def document_of(letter: DeadLetter) -> dict[str, Any]:
         "type": letter.event.type,
         "bytes": len(letter.event.data),
     }
+
+
+def group_document(group: DeadGroup) -> dict[str, Any]:
+    """Return a cause for programs."""
+    return {
+        "fingerprint": group.fingerprint or None,
+        "error_type": group.error_type,
+        "count": group.count,
+        "first": shown_time(group.first),
+        "last": shown_time(group.last),
+        "message": group.message,
+        "partition": group.sample.partition,
+        "offset": group.sample.offset,
+    }
+
+
+def print_groups(groups: Sequence[DeadGroup]) -> None:
+    """Print the causes of dead letters as a table, one to a line."""
+    print_table(
+        ("count", "error", "cause", "first", "last", "sample", "message"),
+        [
+            (
+                f"{each.count:,}",
+                shown_text(each.error_type) or "-",
+                each.fingerprint or "all others",
+                shown_time(each.first),
+                shown_time(each.last),
+                str(each.sample),
+                shortened(each.message),
+            )
+            for each in groups
+        ],
+        numbers={"count"},
+    )
 
 
 def print_letters(letters: list[DeadLetter]) -> None:

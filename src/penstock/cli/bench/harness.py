@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import operator
 import re
@@ -23,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, Self
+
+from penstock.collecting import uncollected
 
 ROUNDS = 15
 ROUND_SECONDS = 0.020
@@ -206,15 +207,3 @@ def _time(work: Work, calls: int, clock: Callable[[], float]) -> float:
         for _ in range(calls):
             work()
         return clock() - start
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Keep the garbage collector off."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.letters import document_of, print_letters, shortened
-from penstock.cli.output import Json, print_json, print_json_line, print_table, progress, say, shown_text, shown_time
+from penstock.cli.letters import document_of, group_document, print_groups, print_letters
+from penstock.cli.output import Json, print_json, print_json_line, progress, say, shown_text
 from penstock.cli.pipelines.running import DEFAULT_MASTER, Continuous, Master, running
 from penstock.cli.session import Session, find_topic
 from penstock.cli.subscriptions import find_subscription
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.bus.letters import DeadGroup
     from penstock.cli.pipelines.running import Running
     from penstock.spark.pipelines.redrive import Job, Redriven
     from penstock.spark.pipelines.rounds import Ending
@@ -212,22 +211,7 @@ def _run_for_ever(run: Running, wanted: _Wanted, *, rate: float | None, as_json:
 
 def _print_job(job: Job) -> None:
     if job.groups:
-        print_table(
-            ("count", "error", "cause", "first", "last", "sample", "message"),
-            [
-                (
-                    f"{each.count:,}",
-                    shown_text(each.error_type) or "-",
-                    each.fingerprint or "all others",
-                    shown_time(each.first),
-                    shown_time(each.last),
-                    str(each.sample),
-                    shortened(each.message),
-                )
-                for each in job.groups[:GROUPS_SHOWN]
-            ],
-            numbers={"count"},
-        )
+        print_groups(job.groups[:GROUPS_SHOWN])
         print()
         print_letters(list(job.samples))
         print()
@@ -262,21 +246,8 @@ def _job_document(job: Job) -> dict[str, Any]:
         "marked": job.marked,
         "taken": job.taken,
         "marked_by_subscription": dict(job.subscriptions),
-        "groups": [_group_document(each) for each in job.groups],
+        "groups": [group_document(each) for each in job.groups],
         "samples": [document_of(each) for each in job.samples],
-    }
-
-
-def _group_document(group: DeadGroup) -> dict[str, Any]:
-    return {
-        "fingerprint": group.fingerprint or None,
-        "error_type": group.error_type,
-        "count": group.count,
-        "first": shown_time(group.first),
-        "last": shown_time(group.last),
-        "message": group.message,
-        "partition": group.sample.partition,
-        "offset": group.sample.offset,
     }
 
 

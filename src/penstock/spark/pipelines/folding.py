@@ -13,11 +13,10 @@ would repeat a task that raises, and show a page of Java for it.
 
 from __future__ import annotations
 
-import gc
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -33,6 +32,7 @@ import pyarrow.parquet as pq
 
 from penstock.bus.folding import KEY_BYTES_MAX, Changed, Fold
 from penstock.codecs import reader_of
+from penstock.collecting import uncollected
 from penstock.errors import DecodeError, ProjectionFailed, did_you_mean
 from penstock.events import VERSION_HEADER, version_of
 from penstock.offsets import Position
@@ -94,7 +94,7 @@ class Work:
     def key(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield events with the key of their state, and its bucket; for a projection with a key of its own."""
         folding = self.shipment.open()
-        with _uncollected():
+        with uncollected():
             for batch in batches:
                 if not batch.num_rows:
                     continue
@@ -126,7 +126,7 @@ class Work:
         except ProjectionFailed as error:
             yield _row(bucket=0, events=0, problem=_told(error))
             return
-        with _uncollected():
+        with uncollected():
             for bucket, of_bucket in by_bucket:
                 yield self._folded(bucket, of_bucket)
 
@@ -293,18 +293,6 @@ _WIDE: Final = pa.schema(
         for field in SHUFFLED
     ]
 )
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector off: it would look at every event again and again, and find nothing."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _row(**columns: Any) -> pa.RecordBatch:

@@ -16,7 +16,7 @@ from penstock.bus.bus import Bus
 from penstock.bus.delivered import Delivery
 from penstock.bus.middleware import Middleware
 from penstock.bus.topic import Topic
-from penstock.cli.bench.harness import uncollected
+from penstock.collecting import uncollected
 from penstock.events import event
 from penstock.settings import Settings
 

@@ -20,8 +20,9 @@ import msgspec
 
 from penstock.cli.bench.bus.orders import an_order, filled, handled, median_of
 from penstock.cli.bench.bus.sizes import Sizes
-from penstock.cli.bench.harness import Figure, Timing, uncollected
+from penstock.cli.bench.harness import Figure, Timing
 from penstock.cli.output import say
+from penstock.collecting import uncollected
 
 SUBJECT = "orders"
 TOGETHER = 1_000

@@ -14,9 +14,10 @@ import numpy as np
 from penstock.bus.deliveries import policy_changes
 from penstock.cli.bench.delivery.consumers import consumers, take_all
 from penstock.cli.bench.delivery.sizes import Sizes
-from penstock.cli.bench.harness import Figure, Timing, uncollected
+from penstock.cli.bench.harness import Figure, Timing
 from penstock.cli.bench.log.events import Appender, a_store, a_topic, keyed_batch
 from penstock.cli.bench.log.reading import read_all
+from penstock.collecting import uncollected
 from penstock.errors import PenstockError
 from penstock.offsets import Bitmap
 from penstock.ports import Store

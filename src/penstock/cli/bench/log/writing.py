@@ -12,10 +12,11 @@ from penstock.batch import Batch
 from penstock.bus.bus import Bus
 from penstock.bus.topic import Topic
 from penstock.cli.bench.batch import KEYS, PAYLOADS
-from penstock.cli.bench.harness import Figure, compare, percentile, uncollected
+from penstock.cli.bench.harness import Figure, compare, percentile
 from penstock.cli.bench.log.bare import BareFile
 from penstock.cli.bench.log.events import TOPIC, Appender, a_store, a_topic, keyed_batch, stored_bytes
 from penstock.cli.bench.log.sizes import Sizes
+from penstock.collecting import uncollected
 from penstock.ports import Store
 from penstock.settings import Settings
 

@@ -19,9 +19,10 @@ from penstock.bus.topic import Topic
 from penstock.cli.bench.batch import PAYLOADS
 from penstock.cli.bench.delivery.consumers import BATCH_EVENTS, consumers
 from penstock.cli.bench.delivery.consuming import WINDOW_BYTES, WINDOW_EVENTS
-from penstock.cli.bench.harness import Figure, Timing, uncollected
+from penstock.cli.bench.harness import Figure, Timing
 from penstock.cli.bench.log.events import TOPIC, Appender, a_store, a_topic, keyed_batch
 from penstock.cli.bench.shards.sizes import Sizes
+from penstock.collecting import uncollected
 from penstock.errors import PenstockError
 from penstock.settings import Settings
 
