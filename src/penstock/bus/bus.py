@@ -34,7 +34,6 @@ from penstock.bus.entrances import Entrances
 from penstock.bus.grouping import GROUP_EVENTS_MAX
 from penstock.bus.local import Local
 from penstock.bus.measuring import Measurements
-from penstock.bus.projecting import Projecting
 from penstock.bus.projections import Projection
 from penstock.bus.publisher import Prepared, Publisher, Receipt
 from penstock.bus.reading import read_topic, with_archive
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from penstock.bus.handlers import Subscriber
     from penstock.bus.health import Health
     from penstock.bus.middleware import Middleware
+    from penstock.bus.projecting import Projecting
     from penstock.bus.sync import SyncBus
     from penstock.engine.lag import LagInfo
     from penstock.engine.policy import Exhausted
@@ -443,6 +443,8 @@ class Bus:
         consumer = self.consume(
             projection.topic, projection.subscription, mode="failover", retry=Retry(max_retries=RETRIES_MAX)
         )
+        from penstock.bus.projecting import Projecting
+
         return Projecting(projection, consumer, self._states, self._reached, self._clock)
 
     async def _reached(self, topic: str) -> tuple[Backend, TopicInfo]:

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.errors import DataLost, UsageError
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Callable
 
     from penstock.bus.folding import Changed
@@ -104,6 +104,8 @@ class States:
 
     def connect(self) -> sqlite3.Connection:
         """Return a connection to write with, which the caller closes unless it is in memory."""
+        import sqlite3  # not before: a bus without projections does without
+
         if self.path is None:
             if self._memory is None:
                 self._memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -130,6 +132,8 @@ class States:
         elif not self.path.exists():
             yield None
         else:
+            import sqlite3
+
             uri = f"{self.path.absolute().as_uri()}?mode=ro"
             with closing(sqlite3.connect(uri, timeout=BUSY_SECONDS, isolation_level=None, uri=True)) as connection:
                 yield connection
@@ -180,6 +184,8 @@ class States:
 def _rows(connection: sqlite3.Connection | None, query: str, parameters: Sequence[object] = ()) -> list[tuple]:  # type: ignore[type-arg]
     if connection is None:
         return []
+    import sqlite3
+
     try:
         return connection.execute(query, parameters).fetchall()
     except sqlite3.OperationalError as error:
@@ -229,7 +235,7 @@ class Writer:
                     self._move(connection, partition, following)
                 connection.execute("COMMIT")
             except BaseException:
-                with suppress(sqlite3.Error):
+                if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
         return following if found == expected else found

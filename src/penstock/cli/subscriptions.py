@@ -217,7 +217,7 @@ def _row(document: dict[str, Any]) -> tuple[str, ...]:
 
 @app.command()
 def show(context: typer.Context, topic: TopicName, name: Name, as_json: Json = False) -> None:
-    """Show one subscription: its policy, who has which part, and what is in flight."""
+    """Show one subscription: its policy, owners, and what is in flight."""
     from penstock.bus.examination import Examiner
     from penstock.cli.sharing import documents_of, hindrances, in_hand_of
     from penstock.clock import SystemClock
