@@ -51,12 +51,12 @@ def _missing(item: pytest.Item) -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    in_spark = {item.path for item in items if item.get_closest_marker("spark")}
+    sharing = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
     for item in items:
         if reason := _missing(item):
             item.add_marker(pytest.mark.skip(reason=reason))
-        # Tests of one file run in one process, in their order; and all that use Spark in one, as they share a session.
-        item.add_marker(pytest.mark.xdist_group("spark" if item.path in in_spark else item.path.name))
+        # Tests of one file run in one process, in their order; and all that share the session of Spark in one.
+        item.add_marker(pytest.mark.xdist_group("spark" if item.path in sharing else item.path.name))
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def test_every_call_that_changes_a_store_is_known() -> None:
     looking = {
         "topics", "read", "heads", "bounds", "find_time", "subscriptions", "subscription", "revision", "load",
         "settlements", "page", "count", "due", "waiting", "holder", "held", "next_due", "unfinished", "last",
-        "pending",
+        "pending", "places",
     }  # fmt: skip
     for name, port in {
         "log": ports.Log,

@@ -141,11 +141,6 @@ def let_a_slot_go_while_in_hand() -> None:
 
 
 @planted
-def let_a_slot_go_before_its_commit() -> None:
-    everywhere(shards.slot_goes_before_its_commit)
-
-
-@planted
 def hand_over_the_slots_of_others() -> None:
     everywhere(shards.slots_of_others_taken)
 
@@ -176,7 +171,6 @@ def give_back_what_is_in_hand() -> None:
             "I10",
         ),
         (let_a_slot_go_while_in_hand, "another one comes, key_shared", None, "in the hands of"),
-        (let_a_slot_go_before_its_commit, "another one comes, key_shared", None, "I10"),
         (hand_over_the_slots_of_others, "another one comes, key_shared", None, "I10"),
         (return_a_claim_and_keep_it, "another one comes, shared", None, "have the same"),
         (give_back_what_is_in_hand, "another one comes, shared", None, "in the hands of"),
