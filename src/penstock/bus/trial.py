@@ -50,6 +50,10 @@ class TrialDelivery(Delivery[T]):
         return self._subscriber.name
 
     @property
+    def _scope(self) -> str:
+        return f"{self._topic.name}/{self._subscriber.name}"
+
+    @property
     def stale(self) -> bool:
         """Nobody can take it over."""
         return False

@@ -97,6 +97,7 @@ class Seat:
         "member",
         "partition",
         "recorded",
+        "scope",
         "shard",
         "topic",
         "trouble",
@@ -108,6 +109,8 @@ class Seat:
         self._clock = dispatcher.clock
         self.member = member
         self.topic = topic
+        self.scope = f"{topic.name}/{shard.subscription}"
+        """In whose name events are marked as handled."""
         self.shard = shard
         self.partition = Partition(shard.log_id, shard.partition)
         self.lease_name = shard_lease(shard)
