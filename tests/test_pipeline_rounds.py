@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cli.pipelines.running import running
+from penstock.cli.pipelines.running import running, tasks_shown
 from penstock.cli.session import Session
 from penstock.errors import UsageError
 from penstock.spark.pipelines.rounds import PAUSE_SECONDS, Ending, caught, rounds
@@ -190,3 +192,34 @@ def test_spark_ends_with_a_pipeline_that_fails_or_is_interrupted(started: list[S
         with pytest.raises(type(error)), running(Session(), "local[*]", "audit"):
             raise error
     assert [spark.stopped for spark in started] == [True, True]
+
+
+# --- how far Spark is -------------------------------------------------------------------------
+
+
+class Tracker:
+    """Says of two stages how many of their tasks are done, and of a third nothing any more."""
+
+    def getActiveStageIds(self) -> list[int]:  # noqa: N802 - Spark's name
+        return [1, 2, 3]
+
+    def getStageInfo(self, number: int) -> SimpleNamespace | None:  # noqa: N802
+        return None if number == 3 else SimpleNamespace(numCompletedTasks=number, numTasks=4)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_tasks_of_spark_are_counted_on_a_terminal_alone(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int | None]] = []
+    looked = threading.Event()
+
+    def update(done: int, total: int | None) -> None:
+        told.append((done, total))
+        looked.set()
+
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=Tracker))
+    monkeypatch.setattr("penstock.cli.pipelines.running.progress", lambda *_args, **_options: nullcontext(update))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    with tasks_shown(spark, "tasks"):
+        assert not terminal or looked.wait(60)
+    assert set(told) == ({(3, 8)} if terminal else set())
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-progress"]

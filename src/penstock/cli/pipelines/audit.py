@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli.arguments import moment
 from penstock.cli.output import Json, print_json, print_json_line, print_table, say, shown_text
-from penstock.cli.pipelines.running import DEFAULT_MASTER, Continuous, Master, running
+from penstock.cli.pipelines.running import DEFAULT_MASTER, Continuous, Master, running, tasks_shown
 from penstock.cli.session import Session
 from penstock.errors import UsageError
 
@@ -25,6 +25,7 @@ FOUND_LOST = 3
 SHOWN = 20
 """So many lost ranges, and so many broken chains, are shown on the terminal; JSON and the page have more."""
 
+ALWAYS_SHOWN = ("events", "proven", "pending", "lost")
 COUNTED = ("events", "proven", "dead", "expired", "parked", "pending", "unproven", "lost", "duplicates")
 
 Topics = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Only these; all, if none is named.")]
@@ -60,18 +61,19 @@ def audit(
     _check(session, names, subscription, html)
     lost, before = False, None
     with running(session, master, "audit") as world:
-        for found in rounds(
-            lambda: run(
-                world.spark,
-                world.settings.url,
-                names,
-                subscription=subscription,
-                since=since,
-                settings=world.settings,
-            ),
-            continuous=continuous,
-            ending=world.ending,
-        ):
+
+        def look() -> Audit:
+            with tasks_shown(world.spark, "tasks"):
+                return run(
+                    world.spark,
+                    world.settings.url,
+                    names,
+                    subscription=subscription,
+                    since=since,
+                    settings=world.settings,
+                )
+
+        for found in rounds(look, continuous=continuous, ending=world.ending):
             lost = lost or bool(found.lost)
             if html is not None:
                 _write(html, found.html())
@@ -128,27 +130,29 @@ def _print(found: Audit, *, as_json: bool, line: bool) -> None:
 
 
 def _print_tables(found: Audit) -> None:
-    headers = ("topic", "subscription", "verdict", *COUNTED)
+    # What there is none of anywhere needs no column: a window is not wide.
+    counted = [name for name in COUNTED if name in ALWAYS_SHOWN or getattr(found.counts, name)]
     print_table(
-        headers,
+        ("topic", "subscription", "verdict", *counted),
         [
-            (each.topic, each.subscription, each.verdict, *(f"{getattr(each.counts, name):,}" for name in COUNTED))
+            (each.topic, each.subscription, each.verdict, *(f"{getattr(each.counts, name):,}" for name in counted))
             for each in found.subscriptions
         ],
-        numbers=set(COUNTED),
+        numbers=set(counted),
     )
     timed = [each for each in found.subscriptions if each.latency.events]
     if timed:
         print()
         bounds = ("p50", "p95", "p99", "max")
+        retried = ["retried"] if found.counts.retried else []
         print_table(
-            ("topic", "subscription", "acked", "retried", *bounds),
+            ("topic", "subscription", "acked", *retried, *bounds),
             [
                 (
                     each.topic,
                     each.subscription,
                     f"{each.latency.events:,}",
-                    f"{each.counts.retried:,}",
+                    *(f"{each.counts.retried:,}" for _ in retried),
                     *(shown_bound(getattr(each.latency, f"{name}_us")) for name in bounds),
                 )
                 for each in timed

@@ -6,13 +6,15 @@ run prints one JSON document a line, after each round that did something.
 
 from __future__ import annotations
 
+import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import say
+from penstock.cli.output import progress, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +32,7 @@ Continuous = Annotated[
     bool, typer.Option("--continuous/--once", help="Go on with what comes until Ctrl-C; or end when all is done.")
 ]
 DEFAULT_MASTER = "local[*]"
+LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,29 @@ def running(session: Session, master: str, name: str) -> Iterator[Running]:
             yield Running(spark, settings, ending)
     finally:
         spark.stop()
+
+
+@contextmanager
+def tasks_shown(spark: SparkSession, what: str) -> Iterator[None]:
+    """Show within a block how many of Spark's tasks are done, if stderr is a terminal."""
+    ended = threading.Event()
+
+    def look() -> None:
+        tracker = spark.sparkContext.statusTracker()
+        with progress(what, counted=True) as update:
+            while not ended.wait(LOOK_SECONDS):
+                stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+                known = [stage for stage in stages if stage is not None]
+                if known:
+                    update(sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known))
+
+    if not sys.stderr.isatty():
+        yield
+        return
+    looking = threading.Thread(target=look, name="penstock-progress", daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        looking.join()
