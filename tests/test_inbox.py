@@ -733,3 +733,17 @@ def test_killed_at_any_step_there_is_all_of_the_effect_with_the_mark_or_nothing(
     # Nothing before the commit is there, everything after it is; the last one was not killed at all.
     assert outcomes == [False] * (len(outcomes) - 2) + [True, True]
     assert len(outcomes) > 8
+
+
+def test_an_interrupt_while_it_is_marked_leaves_no_transaction_behind(path: Path) -> None:
+    class Interrupted(sqlite3.Connection):
+        def execute(self, statement: str, *values: Any) -> Any:
+            if statement.startswith("INSERT INTO penstock_inbox"):
+                raise KeyboardInterrupt
+            return super().execute(statement, *values)
+
+    with closing(sqlite3.connect(path, factory=Interrupted)) as connection:
+        with pytest.raises(KeyboardInterrupt), once(connection):
+            pass
+        assert not connection.in_transaction
+    assert marks(path) == []

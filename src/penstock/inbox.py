@@ -280,12 +280,15 @@ class Once(_Block[bool]):
         try:
             execute(_SAVE.statement)
             inserted = execute(_QUICK_MARK, (mark["scope"], mark["source"], mark["id"], self._clock.time_us())).rowcount
-        except driver.error as error:
+        except BaseException as error:
+            # Whatever it is: a transaction that was left open would be taken for the caller's by the next block.
             if driver.connection.in_transaction:
                 execute("ROLLBACK")
             if driver.names(error, "penstock_inbox"):
                 return None
-            raise driver.explained(error) from error
+            if (explained := driver.explained(error)) is not error:
+                raise explained from error
+            raise
         self._begun = True
         return bool(inserted == 1)
 
