@@ -21,9 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from penstock.collecting import uncollected
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROUNDS = 15
 ROUND_SECONDS = 0.020
@@ -36,6 +39,21 @@ def scratch_directory() -> Iterator[Path]:
     """Make a directory below the current one, on the disk of whoever asks; removed at the end, whatever happens."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=Path.cwd(), ignore_cleanup_errors=True) as made:
         yield Path(made)
+
+
+SPARK_MASTER = "local[*]"
+
+
+@contextmanager
+def spark_session() -> Iterator[SparkSession]:
+    """Start Spark for a block, on all cores of this machine."""
+    from penstock.spark.session import session
+
+    spark = session(SPARK_MASTER, app_name="penstock-bench")
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 # --- goals and figures -----------------------------------------------------------------------

@@ -8,24 +8,18 @@ one, checkpoints too, so that the disk is that of whoever asks, and are removed 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from penstock.cli.bench.harness import Figure, scratch_directory
+from penstock.cli.bench.harness import Figure, scratch_directory, spark_session
 from penstock.cli.bench.spark.sizes import Sizes
 from penstock.cli.output import say
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-MASTER = "local[*]"
 SIZES = Sizes()
 
 
 def figures(rounds: int) -> Iterator[Figure]:
     """Measure the area."""
     rounds = min(rounds, SIZES.rounds_max)
-    with _session() as spark, scratch_directory() as directory:
+    with spark_session() as spark, scratch_directory() as directory:
         # Not before: they import pyspark, and the session is what says how to get it.
         from penstock.cli.bench.spark import growth, reading, writing
         from penstock.cli.bench.spark.topics import fill
@@ -35,14 +29,3 @@ def figures(rounds: int) -> Iterator[Figure]:
         yield from reading.figures(spark, directory, large, SIZES, rounds)
         yield from writing.figures(spark, directory, SIZES, rounds)
         yield from growth.figures(spark, directory, large, SIZES, rounds)
-
-
-@contextmanager
-def _session() -> Iterator[SparkSession]:
-    from penstock.spark.session import session
-
-    spark = session(MASTER, app_name="penstock-bench")
-    try:
-        yield spark
-    finally:
-        spark.stop()
