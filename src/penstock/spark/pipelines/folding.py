@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -150,40 +149,33 @@ class Work:
         )
 
     def _folded(self, bucket: int, rows: pa.Table) -> pa.RecordBatch:
+        held = pq.read_table(Path(self.directory) / self.files[bucket]) if bucket in self.files else None
         try:
-            changed, last = self._changed(bucket, rows)
-            file, count = self._written(bucket, changed, last)
+            changed, last = self._changed(held, rows)
+            file, count = self._written(bucket, held, changed, last)
         except ProjectionFailed as error:
             return _row(bucket=bucket, events=rows.num_rows, problem=_told(error))
         return _row(bucket=bucket, events=rows.num_rows, file=file, rows=count)
 
-    def _changed(self, bucket: int, rows: pa.Table) -> tuple[dict[str, Changed], Callable[[str], Position]]:
+    def _changed(self, held: pa.Table | None, rows: pa.Table) -> tuple[dict[str, Changed], Callable[[str], Position]]:
         """Return the states that these events change, and a function that says which event changed one last."""
         folding = self.shipment.open()
         where = self._where(rows.column("partition"), rows.column("offset"))
         keys = rows.column("key").to_pylist()
         values = self._decoded(folding, rows.column("data").to_pylist(), rows.column("note"), where)
-        before = {} if bucket not in self.files else self._before(self.files[bucket], keys)
+        before = {} if held is None else _before(held, keys)
 
         def last(key: str) -> Position:
             return where(len(keys) - 1 - keys[::-1].index(key))
 
         return folding.fold.fold(before, keys, values, where), last
 
-    def _before(self, file: str, keys: Sequence[str]) -> dict[str, bytes]:
-        held = pq.read_table(Path(self.directory) / file, columns=[KEY, STATE])
-        touched = pc.is_in(held.column(KEY), value_set=pa.array(list(dict.fromkeys(keys)), pa.string()))
-        held = held.filter(touched)
-        states = (state.encode() for state in held.column(STATE).to_pylist())
-        return dict(zip(held.column(KEY).to_pylist(), states, strict=True))
-
     # --- files --------------------------------------------------------------------------------
 
     def _written(
-        self, bucket: int, changed: dict[str, Changed], last: Callable[[str], Position]
+        self, bucket: int, old: pa.Table | None, changed: dict[str, Changed], last: Callable[[str], Position]
     ) -> tuple[str | None, int]:
         """Write a bucket's file, unless nothing has changed; return its name, None if it is empty, and its rows."""
-        old = pq.read_table(Path(self.directory) / self.files[bucket]) if bucket in self.files else None
         if not changed:
             return (None, 0) if old is None else (self.files[bucket], old.num_rows)
         table = self._rows({key: each for key, each in changed.items() if each.encoded is not None}, last)
@@ -258,7 +250,15 @@ class Work:
             near = did_you_mean(kind.type, folding.types)
             raise DecodeError(f"topic {self.shipment.topic!r} declares no event type {kind.type!r}{near}")
         version = version_of({} if kind.version is None else {VERSION_HEADER: kind.version})
-        return partial(event_type.decode, version=version, content_type=kind.content_type or self.content_type)
+        return event_type.way(version, kind.content_type or self.content_type)
+
+
+def _before(held: pa.Table, keys: Sequence[str]) -> dict[str, bytes]:
+    """Return the states of these keys, as they are held."""
+    touched = pc.is_in(held.column(KEY), value_set=pa.array(list(dict.fromkeys(keys)), pa.string()))
+    found = held.select([KEY, STATE]).filter(touched)
+    states = (state.encode() for state in found.column(STATE).to_pylist())
+    return dict(zip(found.column(KEY).to_pylist(), states, strict=True))
 
 
 _READ_KIND: Final = msgspec.json.Decoder(Kind)
