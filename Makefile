@@ -27,9 +27,12 @@ demo: $(STAMP) ## an order shop in nine processes, two of which are killed; no o
 	@$(BIN)/python tools/preflight.py java
 	@$(BIN)/python -m examples.demo
 
+# Tests start Python a thousand times, which would compile Penstock anew each time if it kept nothing of it.
+test slow: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(STAMP) ## run the tests (PYTEST="-k name" to choose, --slow for the long ones); those of Spark need Java 17
 	@$(BIN)/python tools/preflight.py java
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST)
 
 check: $(STAMP) ## format, lint, types, import contracts, documentation
 	$(BIN)/ruff format --check .

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that tests can share what is in `tests.file_children`
 
+from tests.spark_drivers import JAVA_VARIABLES
 from tests.spark_session import spark, why_no_spark
 
 __all__ = ["spark"]  # a fixture: pytest finds it here
@@ -31,6 +32,7 @@ settings.register_profile("campaign", max_examples=5_000, deadline=None, suppres
 settings.register_profile("debug", max_examples=20, deadline=timedelta(seconds=5))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+os.environ.update({name: value for name, value in JAVA_VARIABLES.items() if name not in os.environ})
 
 # A shell starts background jobs with interrupts ignored, and programs inherit that; tests of interrupts would be void.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,13 +52,68 @@ def _missing(item: pytest.Item) -> str | None:
     return None
 
 
+# --- several processes ------------------------------------------------------------------------
+
+SPARK_FILES = {
+    "test_bench.py",
+    "test_cli_spark.py",
+    "test_spark_archive.py",
+    "test_spark_audit.py",
+    "test_spark_decoding.py",
+    "test_spark_live.py",
+    "test_spark_project.py",
+    "test_spark_redrive.py",
+    "test_spark_session.py",
+    "test_spark_sink.py",
+    "test_spark_source.py",
+}
+"""Whose tests share the session of Spark; so they run in one process, and no other one starts Java for a session."""
+
+LONG_GROUPS = (
+    "spark",
+    "test_campaign_simulator.py",
+    "test_planted_bugs.py",
+    "test_cli_store.py",
+    "test_docs.py",
+    "test_campaign_spark.py",
+    "test_spark_cluster.py",
+    "test_campaign_crashes.py",
+    "test_cli_subscriptions.py",
+)
+"""What begins first, so that no process has minutes of work left when the others have ended."""
+
+
+def group_of(file: str) -> str:
+    """Return what a test file runs in one process with: itself, or all that share the session of Spark."""
+    return "spark" if file in SPARK_FILES else file
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, without which there is one process
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one group run in one process, in their order.
+
+    `--dist loadgroup` would do that, but it passes on a test's group as a part of its name, which pytest 9.2 ignores:
+    https://github.com/pytest-dev/pytest-xdist/issues/1386.
+    """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it ships no type information
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(Path(nodeid.partition("::")[0]).name)
+
+    return Groups(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    sharing = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
     for item in items:
         if reason := _missing(item):
             item.add_marker(pytest.mark.skip(reason=reason))
-        # Tests of one file run in one process, in their order; and all that share the session of Spark in one.
-        item.add_marker(pytest.mark.xdist_group("spark" if item.path in sharing else item.path.name))
+        if "spark" in getattr(item, "fixturenames", ()) and item.path.name not in SPARK_FILES:
+            raise pytest.UsageError(f"{item.nodeid} uses the session of Spark: add its file to SPARK_FILES")
+    places = {group: place for place, group in enumerate(LONG_GROUPS)}
+    items.sort(key=lambda item: places.get(group_of(item.path.name), len(places)))
 
 
 @pytest.fixture

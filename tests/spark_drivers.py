@@ -20,10 +20,16 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import SparkSession
 
+# Tests end before Java's best compiler has earned its cost, and have no use for a collector with many threads.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+JAVA_VARIABLES = {
+    "SPARK_LAUNCHER_OPTS": JAVA_OPTIONS,  # of the Java that finds out how to start Spark
+    "SPARK_SUBMIT_OPTS": JAVA_OPTIONS,  # of every driver, also of a program that is run as a user would run it
+    "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,  # of masters and workers
+}
 DRIVER = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # as for the shared session
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
 }
 ALL_EXECUTORS_FIRST = {
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
@@ -48,7 +54,11 @@ class Driven:
 def drive(program: str, *, environment: Mapping[str, str] | None = None, **arguments: Any) -> Driven:
     """Run a program and return its answer; it is an error if it fails."""
     # A session in this process has set variables of Spark's, and the program must do that for itself.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name in JAVA_VARIABLES or not name.startswith(("SPARK_", "PYSPARK_"))
+    }
     done = subprocess.run(
         [sys.executable, "-W", "error", __file__, program, json.dumps(arguments)],
         env={**inherited, **(environment or {})},

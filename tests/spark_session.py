@@ -22,11 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER = "local[2]"
-SETTINGS = {
-    "spark.driver.memory": "1g",
-    # Tests end before Java's best compiler has earned its cost.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+SETTINGS = {"spark.driver.memory": "1g"}
 
 
 @cache

@@ -64,6 +64,7 @@ def test_the_first_program_prints_what_the_readme_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(300)  # nine processes and Spark, on a machine that may be busy
 def test_the_demo_checks_itself(tmp_path: Path) -> None:
     shown = run(["-m", "examples.demo", "4000"], tmp_path)
     assert "SIGKILL to a producer" in shown

@@ -49,16 +49,19 @@ def test_without_its_bug_a_hunt_finds_nothing(hunt: Callable[[], str | None], mo
 def attributes() -> dict[tuple[str, ...], object]:
     """Return all that a bug could replace: names of modules and of classes, and the code of functions."""
     found: dict[tuple[str, ...], object] = {}
+    # A class has as many names as there are modules that import it, and what is in it need be looked at once.
+    looked_into: set[type] = set()
     for path, module in list(sys.modules.items()):
         if path.startswith("penstock."):
             for name, value in vars(module).items():
                 if name.startswith("__") or isinstance(value, ModuleType):
                     continue
                 found[path, name] = value
-                if isinstance(value, type):
-                    found.update({(path, name, inner): each for inner, each in vars(value).items()})
-                elif isinstance(value, FunctionType):
+                if isinstance(value, FunctionType):
                     found[path, name, "__code__"] = value.__code__
+                elif isinstance(value, type) and value not in looked_into:
+                    looked_into.add(value)
+                    found.update({(path, name, inner): each for inner, each in vars(value).items()})
     return found
 
 

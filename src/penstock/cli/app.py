@@ -19,6 +19,7 @@ import io
 import os
 import sys
 import traceback
+from functools import cache
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -171,6 +172,7 @@ def _run_to_its_end(argv: Sequence[str] | None, session: Session) -> int:
     return 0
 
 
+@cache  # typer looks at the signature of every command, which takes longer than most commands
 def _command() -> Any:
     command = get_command(app)
     # Asking for these two is what makes typer answer shells at all; `penstock completion` replaces them.
