@@ -11,7 +11,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-from contextlib import closing, suppress
+import weakref
+from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.databases import Aiosqlite, Error, driver
 
-from penstock.clock import VirtualClock
+from penstock.clock import SystemClock, VirtualClock
 from penstock.errors import UsageError
 from penstock.inbox import SCHEMA, SQLITE_SCHEMA, TEXT_BYTES_MAX, Once, forget, forget_async
 
@@ -30,6 +31,20 @@ if TYPE_CHECKING:
 SRC = Path(__file__).parent.parent / "src"
 
 has_autocommit = pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has `autocommit` since Python 3.12")
+
+
+BY_TIME = (
+    "CREATE TABLE IF NOT EXISTS penstock_inbox (scope TEXT NOT NULL, source TEXT NOT NULL, id TEXT NOT NULL,"
+    " marked_at INTEGER PRIMARY KEY, UNIQUE (scope, source, id))",
+)
+"""What made the table in SQLite before: such tables are used as they are."""
+SCHEMAS = {"portable": SCHEMA, "of SQLite": SQLITE_SCHEMA, "by time": BY_TIME}
+
+
+def make_table(path: Path, schema: tuple[str, ...]) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in schema:
+            connection.execute(statement)
 
 
 def once(connection: Any, id: str = "e-1", **options: Any) -> Once:
@@ -216,23 +231,32 @@ def test_a_block_in_a_block_is_a_part_of_it(connection: Any, path: Path) -> None
     assert sorted(row[0] for row in found(path, "penstock_inbox")) == ["mails", "orders/billing"]
 
 
-@pytest.mark.parametrize("schema", [SCHEMA, SQLITE_SCHEMA])
-def test_the_table_may_be_made_by_migrations_and_twice(connection: Any, path: Path, schema: tuple[str, ...]) -> None:
-    with closing(sqlite3.connect(path)) as other:
-        for statement in schema * 2:
-            other.execute(statement)
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_the_table_may_be_made_by_migrations_and_twice(connection: Any, path: Path, schema: str) -> None:
+    make_table(path, SCHEMAS[schema] * 2)
     for expected in (True, False):
         with once(connection) as first:
             assert first is expected
     assert marks(path) == ["e-1"]
 
 
-def test_marks_of_the_same_moment_are_different_marks(connection: Any, path: Path) -> None:
+def mark_at_one_moment(connection: Any) -> None:
     clock = VirtualClock()
     for number in range(50):
         for expected in (True, False):
-            with Once(connection, scope="s", source="penstock:orders", id=f"e-{number}", clock=clock) as first:
+            with once(connection, f"e-{number}", clock=clock) as first:
                 assert first is expected
+
+
+def test_marks_of_the_same_moment_are_different_marks(connection: Any, path: Path) -> None:
+    mark_at_one_moment(connection)
+    assert len(marks(path)) == 50
+
+
+def test_marks_of_the_same_moment_are_different_marks_in_a_table_that_is_kept_by_time(path: Path) -> None:
+    make_table(path, BY_TIME)
+    with closing(sqlite3.connect(path)) as connection:
+        mark_at_one_moment(connection)
     assert len(marks(path)) == 50
 
 
@@ -634,10 +658,15 @@ def test_very_long_ids_are_told_apart_and_kept_short(connection: Any, path: Path
 # --- forgetting -------------------------------------------------------------------------------
 
 
-def test_old_marks_are_forgotten_the_oldest_first_and_no_others(connection: Any, path: Path) -> None:
-    clock = VirtualClock()
-    assert forget(connection, older_than=0, clock=clock) == 0  # there is no table yet
+def test_where_there_is_no_table_there_is_nothing_to_forget(connection: Any) -> None:
+    assert forget(connection, older_than=0) == 0
     assert is_idle(connection)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_old_marks_are_forgotten_so_many_at_a_time_and_no_others(connection: Any, path: Path, schema: str) -> None:
+    make_table(path, SCHEMAS[schema])
+    clock = VirtualClock()
     for number in range(5):
         with once(connection, f"e-{number}", clock=clock):
             pass
@@ -661,6 +690,63 @@ def test_forgetting_in_the_callers_transaction_is_the_callers(connection: Any, p
     assert marks(path) == ["e-1"]
     end(connection, "ROLLBACK")
     assert marks(path) == ["e-1"]
+
+
+def test_those_who_write_do_not_wait_while_old_marks_are_looked_for(path: Path) -> None:
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as connection,
+        closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other,
+    ):
+        for number in range(200):
+            with once(connection, f"e-{number}", clock=VirtualClock() if number == 199 else SystemClock()):
+                pass
+        looking, written = False, False
+
+        def write() -> None:
+            nonlocal written
+            if looking and not written:
+                written = True
+                effect(other, "meanwhile")
+
+        def look(statement: str) -> None:
+            nonlocal looking
+            looking = looking or "marked_at <" in statement
+
+        connection.set_trace_callback(look)
+        connection.set_progress_handler(write, 500)  # all rows are looked at for the old one, in more steps than that
+        assert forget(connection, older_than=3600) == 1
+        assert written
+    assert effects(path) == ["meanwhile"]
+
+
+def test_a_mark_that_was_made_anew_while_old_ones_were_looked_for_stays(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, closing(sqlite3.connect(path)) as other:
+        with once(connection, clock=VirtualClock()):
+            pass
+
+        def mark_anew(statement: str) -> None:
+            if statement.startswith("SAVEPOINT"):
+                with other:
+                    other.execute("DELETE FROM penstock_inbox")
+                with once(other):
+                    pass
+
+        connection.set_trace_callback(mark_anew)
+        assert forget(connection, older_than=3600) == 0
+    assert marks(path) == ["e-1"]
+
+
+def test_what_could_not_be_forgotten_is_the_next_time(path: Path) -> None:
+    with closing(sqlite3.connect(path, timeout=0)) as connection, closing(sqlite3.connect(path)) as other:
+        for id in ("e-1", "e-2"):
+            with once(connection, id, clock=VirtualClock()):
+                pass
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            forget(connection, older_than=3600, most=1)
+        other.rollback()
+        assert [forget(connection, older_than=3600, most=1) for _ in range(3)] == [1, 1, 0]
+        assert connection.execute("SELECT COUNT(*) FROM temp.sqlite_master").fetchone() == (0,)
 
 
 async def test_marks_are_forgotten_with_an_asynchronous_connection(awaited: Any, path: Path) -> None:
@@ -735,15 +821,40 @@ def test_killed_at_any_step_there_is_all_of_the_effect_with_the_mark_or_nothing(
     assert len(outcomes) > 8
 
 
-def test_an_interrupt_while_it_is_marked_leaves_no_transaction_behind(path: Path) -> None:
-    class Interrupted(sqlite3.Connection):
-        def execute(self, statement: str, *values: Any) -> Any:
-            if statement.startswith("INSERT INTO penstock_inbox"):
-                raise KeyboardInterrupt
-            return super().execute(statement, *values)
+@pytest.mark.parametrize("table", [False, True], ids=["the table is missing", "the table is there"])
+def test_an_interrupt_while_it_is_marked_leaves_no_transaction_behind(path: Path, table: bool) -> None:
+    class Interrupted(VirtualClock):
+        def time_us(self) -> int:
+            raise KeyboardInterrupt
 
-    with closing(sqlite3.connect(path, factory=Interrupted)) as connection:
-        with pytest.raises(KeyboardInterrupt), once(connection):
+    with closing(sqlite3.connect(path)) as connection:
+        if table:
+            make_table(path, SQLITE_SCHEMA)
+        with pytest.raises(KeyboardInterrupt), once(connection, clock=Interrupted()):
             pass
         assert not connection.in_transaction
-    assert marks(path) == []
+        with once(connection) as first:
+            assert first
+    assert marks(path) == ["e-1"]
+
+
+def test_blocks_that_end_in_another_order_than_they_began_leave_nothing_behind(tmp_path: Path) -> None:
+    class Connection(sqlite3.Connection):
+        """One that may be referred to weakly."""
+
+    def use() -> list[weakref.ref[Connection]]:
+        made = [sqlite3.connect(tmp_path / name, factory=Connection) for name in ("one.db", "two.db")]
+        one, two = ExitStack(), ExitStack()
+        assert one.enter_context(once(made[0]))
+        assert two.enter_context(once(made[1]))
+        one.close()
+        with once(made[0], "e-2") as first:
+            assert first
+        two.close()
+        for connection in made:
+            with once(connection) as first:
+                assert not first
+            connection.close()
+        return [weakref.ref(connection) for connection in made]
+
+    assert [left() for left in use()] == [None, None]

@@ -65,31 +65,36 @@ def _rendered(statement: str, style: str) -> tuple[str, tuple[str, ...]]:
     return statement.format(**filled), names
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """What all connections of a class have in common."""
 
     error: type[Exception]
     waits: bool
+    """Whether calls block, and are not awaited."""
     style: str
     sqlite: bool
-    quick: bool
-    """Whether the connection itself executes as its cursors would, which is quicker."""
+    """Whether it is a database of SQLite."""
+    plain: bool
+    """Whether its cursors are those of the module sqlite3, about which nothing has to be found out."""
 
 
-_kinds: dict[type, _Kind] = {}
+_kinds: dict[type, Kind] = {}
 """Of the classes that were met so far: to look at one takes longer than to insert a row."""
+
+
+def kind_of(connection: Any) -> Kind:
+    """Return what is known of a connection's class; `UsageError` if it is not a connection."""
+    return _kinds.get(type(connection)) or _examined(connection)
 
 
 class Driver:
     """A connection, and how its driver wants it to be used; `UsageError` if it is not one."""
 
-    __slots__ = ("_style", "connection", "error", "quick", "sqlite", "waits")
+    __slots__ = ("_plain", "_style", "connection", "error", "sqlite")
 
     def __init__(self, connection: Any) -> None:
-        kind = _kinds.get(type(connection)) or _kind_of(connection)
         self.connection = connection
-        self.error, self.waits, self._style, self.sqlite, self.quick = kind
-        # `waits`: whether calls block, and are not awaited. `sqlite`: whether it is a database of SQLite.
+        self.error, _, self._style, self.sqlite, self._plain = kind_of(connection)
 
     @property
     def in_transaction(self) -> bool:
@@ -160,7 +165,7 @@ class Driver:
         if isinstance(step, Call):
             getattr(self.connection, step.method)()
             return 0
-        if self.quick:
+        if self._plain:  # then the connection makes the cursor, and closes it, quicker
             return int(self.connection.execute(*self._arguments(step)).rowcount)
         cursor = self.connection.cursor()
         try:
@@ -196,17 +201,17 @@ class Driver:
         return error
 
 
-def _kind_of(connection: Any) -> _Kind:
+def _examined(connection: Any) -> Kind:
     cls = type(connection)
     module = _module_of(cls)
     if module is None or not _is_connection(connection):
         raise _not_a_connection(connection)
-    kind = _kinds[cls] = _Kind(
+    kind = _kinds[cls] = Kind(
         error=module.Error,
         waits=not iscoroutinefunction(connection.commit),
         style=module.paramstyle,
         sqlite=hasattr(cls, "in_transaction"),
-        quick=module.__name__ == "sqlite3" and cls.cursor is module.Connection.cursor,
+        plain=module.__name__ == "sqlite3" and cls.cursor is module.Connection.cursor,
     )
     return kind
 

@@ -33,10 +33,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from penstock.clock import Clock, SystemClock, seconds
-from penstock.connections import Driver, Execute, Steps
+from penstock.connections import Driver, Execute, Steps, kind_of
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable
     from types import TracebackType
 
 R = TypeVar("R")
@@ -50,12 +52,14 @@ SCHEMA: Final = (
 
 SQLITE_SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS penstock_inbox (scope TEXT NOT NULL, source TEXT NOT NULL, id TEXT NOT NULL,"
-    " marked_at INTEGER PRIMARY KEY, UNIQUE (scope, source, id))",
+    " marked_at INTEGER NOT NULL, PRIMARY KEY (scope, source, id)) WITHOUT ROWID",
 )
-"""What makes it in SQLite, where rows are kept by the time of their mark: one tree fewer to write in every commit."""
+"""What makes it in SQLite: a table that is one tree, so that a mark is one page in its commit, and not two or three."""
 
 TEXT_BYTES_MAX = 512
 """Of a scope, a source or an id, as it stands in the table; an index of PostgreSQL takes no row above 2,704 bytes."""
+_FITTING_LENGTH: Final = TEXT_BYTES_MAX // 4
+"""A text of so many characters fits for sure: none takes more than four bytes."""
 
 FORGOTTEN_MAX = 10_000
 """So many marks are removed by one call, unless it says otherwise: others wait for the table no longer than that."""
@@ -64,13 +68,25 @@ _MARK = (
     "INSERT INTO penstock_inbox (scope, source, id, marked_at) VALUES ({scope}, {source}, {id}, {marked_at})"
     " ON CONFLICT (scope, source, id) DO NOTHING"
 )
-_QUICK_MARK = _MARK.format(scope="?", source="?", id="?", marked_at="?")
+_PLAIN_MARK = _MARK.format(scope="?", source="?", id="?", marked_at="?")
 _MARK_AT_THE_END = _MARK.replace("{marked_at}", "(SELECT MAX(marked_at) + 1 FROM penstock_inbox)")
-"""Where another mark has this very time: two processes at once, or a clock that was set back."""
+"""Where another mark has this very time, in tables of SQLite whose key that was once: two processes, or a clock that
+was set back."""
 _FORGET = (
     "DELETE FROM penstock_inbox WHERE (scope, source, id) IN (SELECT scope, source, id FROM penstock_inbox"
-    " WHERE marked_at < {before} ORDER BY marked_at LIMIT {most})"
+    " WHERE marked_at < {before} LIMIT {most})"
 )
+_FORGET_IN_ORDER = _FORGET.replace("LIMIT", "ORDER BY marked_at LIMIT")
+"""So that PostgreSQL takes the index, which it may not if any of them will do."""
+_FIND = (
+    "CREATE TEMP TABLE penstock_forgotten AS SELECT scope, source, id FROM penstock_inbox"
+    " WHERE marked_at < {before} LIMIT {most}"
+)
+_FORGET_FOUND = (
+    "DELETE FROM penstock_inbox WHERE (scope, source, id) IN (SELECT scope, source, id FROM temp.penstock_forgotten)"
+    " AND marked_at < {before}"
+)
+_LEAVE_FOUND = Execute("DROP TABLE IF EXISTS temp.penstock_forgotten")
 _CLOCK: Final = SystemClock()
 _SAVEPOINT = "penstock_once"
 _SAVE = Execute(f"SAVEPOINT {_SAVEPOINT}")
@@ -84,12 +100,17 @@ _GO_BACK = Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
 class _Block(ABC, Generic[R]):
     """A block that is a transaction, or a part of one; both a context manager and an asynchronous one."""
 
+    __slots__ = ("_begun", "_connection", "_entered", "_kind", "ended", "outer", "outermost")
+
     def __init__(self, connection: Any) -> None:
-        self._driver = Driver(connection)
+        self._kind = kind_of(connection)
+        self._connection = connection
         self._begun = False
         """Whether the transaction is this block's own."""
-        self._outermost = False
-        """Whether no other block of the connection is around this one."""
+        self.outermost = False
+        """Whether it has the connection now, with no other block of it around."""
+        self.outer: _Block[Any] | None = None
+        """The block of another connection that is around this one, if it is the outermost of its own."""
         self._entered = False
         self.ended: asyncio.Event | None = None
 
@@ -100,43 +121,28 @@ class _Block(ABC, Generic[R]):
     # --- blocking, and not --------------------------------------------------------------------
 
     def __enter__(self) -> R:
-        if not self._driver.waits:
-            raise UsageError(f"{self._kind} is asynchronous: write `async with`")
+        if not self._kind.waits:
+            raise UsageError(f"{self._class} is asynchronous: write `async with`")
         self._check_new()
         if not self._occupies():
-            raise UsageError(
-                f"this {self._kind} is in the block of another handler, and what is done with it here would be "
-                f"committed or undone with that: give each handler that runs at a time a connection of its own"
-            )
+            raise self._occupied()
         try:
-            found = self._at_once() if self._driver.quick else None
-            return self._driver.run(self._entering()) if found is None else found
+            return self._driver.run(self._entering())
         except BaseException:
             self._vacate()
             raise
 
-    def _at_once(self) -> R | None:
-        """Do what the steps of entering do, in the usual case of a connection of sqlite3; None in any other."""
-        return None
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        driver = self._driver
         try:
-            if error is None and self._begun and driver.quick and driver.connection.in_transaction:
-                try:
-                    driver.connection.execute(_RELEASE.statement)
-                except BaseException as refusal:  # noqa: BLE001 - the steps decide what follows
-                    driver.run(self._refused(refusal))
-            else:
-                driver.run(self._leaving(error))
+            self._driver.run(self._leaving(error))
         finally:
             self._vacate()
 
     async def __aenter__(self) -> R:
-        if self._driver.waits:
-            raise UsageError(f"{self._kind} blocks: write `with`, and do not await anything within")
+        if self._kind.waits:
+            raise UsageError(f"{self._class} blocks: write `with`, and do not await anything within")
         self._check_new()
         while not self._occupies():
             await self._other_has_ended()
@@ -155,8 +161,12 @@ class _Block(ABC, Generic[R]):
             self._vacate()
 
     @property
-    def _kind(self) -> str:
-        cls = type(self._driver.connection)
+    def _driver(self) -> Driver:
+        return Driver(self._connection)
+
+    @property
+    def _class(self) -> str:
+        cls = type(self._connection)
         return f"{cls.__module__}.{cls.__qualname__}"
 
     def _check_new(self) -> None:
@@ -168,25 +178,37 @@ class _Block(ABC, Generic[R]):
 
     def _occupies(self) -> bool:
         """Take the connection, unless somebody else has it; whoever is in a block of it already has it."""
-        present = _present.setdefault(id(self._driver.connection), self)
+        present = _present.setdefault(id(self._connection), self)
+        around = _around.get()
         if present is self:
-            self._outermost = True
-            _around.set((*_around.get(), self))
+            self.outermost = True
+            self.outer = around
+            _around.set(self)
             return True
-        return present in _around.get()
+        while around is not None and around is not present:
+            around = around.outer
+        return around is not None
+
+    def _occupied(self) -> UsageError:
+        return UsageError(
+            f"this {self._class} is in the block of another handler, and what is done with it here would be "
+            f"committed or undone with that: give each handler that runs at a time a connection of its own"
+        )
 
     def _vacate(self) -> None:
-        if self._outermost:
-            self._outermost = False
-            around = _around.get()
-            inner = around[-1] is self if around else False
-            _around.set(around[:-1] if inner else tuple(block for block in around if block is not self))
-            del _present[id(self._driver.connection)]
+        if self.outermost:
+            self.outermost = False
+            if _around.get() is self:
+                outer = self.outer
+                while outer is not None and not outer.outermost:  # it has ended before those that it was around
+                    outer = outer.outer
+                _around.set(outer)
+            del _present[id(self._connection)]
             if self.ended is not None:
                 self.ended.set()
 
     async def _other_has_ended(self) -> None:
-        other = _present[id(self._driver.connection)]
+        other = _present[id(self._connection)]
         if other.ended is None:
             other.ended = asyncio.Event()
         await other.ended.wait()
@@ -246,8 +268,9 @@ class _Block(ABC, Generic[R]):
 _present: dict[int, _Block[Any]] = {}
 """The outermost block of each connection that is in one, by the connection's id: it lives as long as its block."""
 
-_around: ContextVar[tuple[_Block[Any], ...]] = ContextVar("penstock_inbox_around", default=())
-"""The outermost blocks that this task or thread is in; tasks that are started in a block are in it, too."""
+_around: ContextVar[_Block[Any] | None] = ContextVar("penstock_inbox_around", default=None)
+"""The innermost of the outermost blocks of their connections that this task or thread is in, each of which knows the
+one around it; tasks that are started in a block are in it, too."""
 
 
 def _ended_within() -> UsageError:
@@ -262,35 +285,68 @@ class Once(_Block[bool]):
     """The block of a handler: `with` or `async with` it, and do something only if what it gives is True.
 
     `scope` says in whose name the event is marked. Made by `delivery.once(connection)`.
+
+    There is one for each event, and between two commits the processor has forgotten all code and data that it needs. So
+    the usual case, a connection of sqlite3 that is in no transaction, has a short way: what the steps do, without them.
     """
 
-    def __init__(self, connection: Any, *, scope: str, source: str, id: str, clock: Clock | None = None) -> None:
+    __slots__ = ("_clock", "_execute", "_id", "_scope", "_source")
+
+    def __init__(self, connection: Any, scope: str, source: str, id: str, *, clock: Clock = _CLOCK) -> None:
         super().__init__(connection)
         given: object = scope  # the annotation is what is to be checked
         if not isinstance(given, str) or not given or "\0" in given:
             raise UsageError(f"the scope of a mark is a text, not empty and without NUL, and not {scope!r}")
-        self._mark = {"scope": _fitting(scope), "source": _fitting(source), "id": _fitting(id)}
-        self._clock = clock or _CLOCK
+        if len(scope) + len(source) + len(id) > _FITTING_LENGTH:
+            scope, source, id = _fitting(scope), _fitting(source), _fitting(id)
+        self._scope = scope
+        self._source = source
+        self._id = id
+        self._clock = clock
+        self._execute: Callable[..., sqlite3.Cursor] | None = None
+        """What executes statements on the short way, if this block has taken it."""
 
-    def _at_once(self) -> bool | None:
-        driver, mark = self._driver, self._mark
-        execute = driver.connection.execute
-        if driver.connection.in_transaction:
-            return None
+    def __enter__(self) -> bool:
+        connection = self._connection
+        if not self._kind.plain or self._entered or connection.in_transaction:
+            return super().__enter__()
+        self._entered = True
+        if not self._occupies():
+            raise self._occupied()
         try:
-            execute(_SAVE.statement)
-            inserted = execute(_QUICK_MARK, (mark["scope"], mark["source"], mark["id"], self._clock.time_us())).rowcount
-        except BaseException as error:
-            # Whatever it is: a transaction that was left open would be taken for the caller's by the next block.
-            if driver.connection.in_transaction:
-                execute("ROLLBACK")
-            if driver.names(error, "penstock_inbox"):
-                return None
-            if (explained := driver.explained(error)) is not error:
-                raise explained from error
+            try:
+                execute = connection.cursor().execute
+                execute(_SAVE.statement)
+                marked = execute(_PLAIN_MARK, (self._scope, self._source, self._id, self._clock.time_us())).rowcount
+            except BaseException as error:
+                # Whatever it is: a transaction that was left open would be taken for the caller's by the next block.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                driver = self._driver
+                if driver.names(error, "penstock_inbox"):  # the table is missing, or another mark has this time
+                    return driver.run(self._entering())
+                if (explained := driver.explained(error)) is not error:
+                    raise explained from error
+                raise
+        except BaseException:
+            self._vacate()
             raise
         self._begun = True
-        return bool(inserted == 1)
+        self._execute = execute
+        return bool(marked)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._execute is None or error is not None:
+            super().__exit__(kind, error, trace)
+            return
+        try:
+            self._execute(_RELEASE.statement)
+        except BaseException as refusal:  # noqa: BLE001 - the steps decide what follows
+            self._driver.run(self._refused(refusal))
+        finally:
+            self._vacate()
 
     def _work(self) -> Steps[bool]:
         try:
@@ -304,17 +360,17 @@ class Once(_Block[bool]):
             except self._driver.error as still:
                 raise refusal or still from None
         if inserted not in (0, 1):
-            raise UsageError(f"{self._kind} does not say how many rows were inserted: rowcount is {inserted}")
+            raise UsageError(f"{self._class} does not say how many rows were inserted: rowcount is {inserted}")
         return inserted == 1
 
     def _insert(self) -> Steps[int]:
-        values = {**self._mark, "marked_at": self._clock.time_us()}
+        mark = {"scope": self._scope, "source": self._source, "id": self._id}
         try:
-            return (yield Execute(_MARK, values))
+            return (yield Execute(_MARK, {**mark, "marked_at": self._clock.time_us()}))
         except self._driver.error as error:
             if not self._driver.names(error, "penstock_inbox.marked_at"):
                 raise
-        return (yield Execute(_MARK_AT_THE_END, self._mark))
+        return (yield Execute(_MARK_AT_THE_END, mark))
 
     def _make_table(self) -> Steps[Exception | None]:
         """Make the table; returns why that was refused, if it was."""
@@ -331,8 +387,6 @@ class Once(_Block[bool]):
 
 def _fitting(text: str) -> str:
     """Return a text as it is marked: itself, or its digest if it is very long."""
-    if len(text) <= TEXT_BYTES_MAX // 4:  # no character takes more than four bytes
-        return text
     encoded = text.encode()
     return text if len(encoded) <= TEXT_BYTES_MAX else f"sha256:{hashlib.sha256(encoded).hexdigest()}"
 
@@ -341,29 +395,57 @@ def _fitting(text: str) -> str:
 
 
 class _Forgetting(_Block[int]):
-    """A block at whose beginning old marks are removed; it gives how many."""
+    """A block at whose beginning old marks are removed; it gives how many.
+
+    In SQLite they are not kept by time, and to find old ones is to read a good part of the table: a second for ten
+    million marks. Nobody who writes should wait for that. So they are found before the transaction begins, and noted in
+    a temporary table, which leaves it to remove these, as quick as if there were no others. Only in a transaction of
+    the caller's both are one statement, since one that has read before it writes may be refused.
+    """
+
+    __slots__ = ("_found", "_values")
 
     def __init__(self, connection: Any, older_than: float | timedelta, most: int, clock: Clock | None) -> None:
         super().__init__(connection)
         if type(most) is not int or most < 1:
             raise UsageError(f"`most` is a number of marks, at least 1, and not {most!r}")
         age_us = round(seconds(older_than, "the age of marks to forget") * 1_000_000)
-        self._values = {"before": (clock or SystemClock()).time_us() - age_us, "most": most}
+        self._values = {"before": (clock or _CLOCK).time_us() - age_us, "most": most}
+        self._found = False
+        """Whether those to be removed are noted."""
+
+    def _entering(self) -> Steps[int]:
+        driver = self._driver
+        if driver.sqlite and not driver.in_transaction:
+            try:
+                yield _LEAVE_FOUND  # of a call that has failed
+                yield Execute(_FIND, self._values)
+                self._found = True
+            except driver.error as error:
+                if not driver.names(error, "penstock_inbox"):
+                    raise
+        return (yield from super()._entering())
 
     def _work(self) -> Steps[int]:
+        driver = self._driver
         try:
-            return (yield Execute(_FORGET, self._values))
-        except self._driver.error as error:
-            if not self._driver.names(error, "penstock_inbox"):
+            if self._found:
+                removed = yield Execute(_FORGET_FOUND, self._values)
+                yield _LEAVE_FOUND
+            else:
+                removed = yield Execute(_FORGET if driver.sqlite else _FORGET_IN_ORDER, self._values)
+        except driver.error as error:
+            if not driver.names(error, "penstock_inbox"):
                 raise
             yield _GO_BACK
             return 0  # there is no table, and so nothing to forget
+        return removed
 
 
 def forget(
     connection: Any, *, older_than: float | timedelta, most: int = FORGOTTEN_MAX, clock: Clock | None = None
 ) -> int:
-    """Remove the oldest marks, at most so many of those that are older; return how many.
+    """Remove marks that are older, at most so many; return how many.
 
     An event whose mark is gone would have its effect again if it came again. The transaction is as in `Once`: the
     caller's if there is one, and else of its own.
