@@ -41,9 +41,19 @@ class Handler:
 
     arguments: Callable[[Any, Delivery[Any]], tuple[Any, ...]] = field(init=False, repr=False)
     """What makes of a value and its delivery what it is called with."""
+    begin: Callable[[Any, Delivery[Any]], Any] = field(init=False, repr=False)
+    """The function, called with a value and its delivery whatever it takes: itself, if it takes both."""
 
     def __post_init__(self) -> None:
+        function = self.function
+        begins: dict[tuple[bool, ...], Callable[[Any, Any], Any]] = {
+            (False,): lambda value, _: function(value),
+            (True,): lambda _, delivery: function(delivery),
+            (False, True): function,
+            (True, False): lambda value, delivery: function(delivery, value),
+        }
         object.__setattr__(self, "arguments", _ARGUMENTS[self.takes])
+        object.__setattr__(self, "begin", begins[self.takes])
 
 
 _ARGUMENTS: Final[Mapping[tuple[bool, ...], Callable[[Any, Any], tuple[Any, ...]]]] = {

@@ -267,7 +267,11 @@ class Handling:
         if handler is None and self.subscriber.ignore_others:
             self._say(delivery._discard)
             return
-        self._begin(worker, handler, delivery)
+        worker.reported, worker.overdue, worker.deadline = worker.began, False, None
+        worker.handler, worker.delivery = handler, delivery
+        seconds = delivery._engine.policy.timeout_seconds
+        if seconds is not None:
+            self._limit(worker, delivery, seconds)
         try:
             if self._middleware:
                 plainly = handler in self._silent and len(self._middleware) == 1
@@ -278,31 +282,29 @@ class Handling:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # whatever else a handler raises is its verdict
-            overdue, cancelled = self._is_overdue(worker), isinstance(error, asyncio.CancelledError)
+            overdue, cancelled = worker.overdue, isinstance(error, asyncio.CancelledError)
             if cancelled and not overdue and _is_cancelled(worker):
                 delivery._return()  # it is this process that ends; the event has done nothing wrong
                 raise
             self._say(partial(self._failed, delivery, self._timeout(worker) if overdue and cancelled else error))
         else:
-            self._is_overdue(worker)
             if not (delivery._said or self.subscriber.manual):
                 self._acks.add(delivery)
                 if not self._tending:
                     self._tend_soon()
         finally:
             worker.delivery = None
+            if worker.overdue and worker.task is not None:
+                worker.task.uncancel()  # it was for the handler's time alone, and that is over
 
     def _handler_of(self, delivery: Delivery[Any]) -> Handler | None:
         return self._handlers.get(delivery.event.type or "" if self._topic.types else "")
 
-    def _begin(self, worker: Worker, handler: Handler | None, delivery: Delivery[Any]) -> None:
-        worker.reported, worker.overdue, worker.deadline = worker.began, False, None
-        worker.handler, worker.delivery = handler, delivery
-        seconds = delivery._engine.policy.timeout_seconds
-        if seconds is not None:
-            worker.deadline = worker.began + seconds
-            delivery._keeper = partial(self._extend, worker)
-            self._expect(worker.deadline)
+    def _limit(self, worker: Worker, delivery: Delivery[Any], seconds: float) -> None:
+        """Give a worker so much time for what it begins."""
+        worker.deadline = worker.began + seconds
+        delivery._keeper = partial(self._extend, worker)
+        self._expect(worker.deadline)
 
     def _extend(self, worker: Worker, by: float) -> None:
         worker.deadline = self._clock.monotonic() + by
@@ -325,7 +327,7 @@ class Handling:
             raise Undecodable(error) from error
         assert handler is not None, "what can be decoded has a handler, or is ignored"
         if handler.in_loop:
-            began: Awaitable[Any] = handler.function(*handler.arguments(value, delivery))
+            began: Awaitable[Any] = handler.begin(value, delivery)
             return began
         assert self._threads is not None
         context = contextvars.copy_context()
@@ -386,13 +388,6 @@ class Handling:
     def _timeout(self, worker: Worker) -> Failure:
         took = self._clock.monotonic() - worker.began
         return Failure(TIMED_OUT, f"its handler was cancelled after {took:.3g} s")
-
-    @staticmethod
-    def _is_overdue(worker: Worker) -> bool:
-        """Tell whether it was cancelled for its time; if so its task is not any more."""
-        if worker.overdue and worker.task is not None:
-            worker.task.uncancel()
-        return worker.overdue
 
     # --- time ---------------------------------------------------------------------------------
 
