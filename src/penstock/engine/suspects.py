@@ -23,8 +23,11 @@ from penstock.engine.pages import Some
 from penstock.engine.work import Choice
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.engine.aside import Waiting
     from penstock.engine.messages import Ask, Row, Step
+    from penstock.engine.pages import Page
     from penstock.engine.share import Slots
     from penstock.engine.work import Work
 
@@ -56,11 +59,12 @@ class Suspects:
         rows = self._rows_in_turn(granted, slots, singly=ask.singly)[: ask.events_max]
         left = ask.events_max - len(rows)
         somes = []
-        for some in self._work.lanes.choose(GROUP, ask.bytes_max, singly=ask.singly, slots=slots, until=self.until):
-            mine = self._in_turn(some)[:left]
+        chosen = self._work.lanes.choose(GROUP, ask.bytes_max, singly=ask.singly, slots=slots, until=self.until)
+        for page, rows_in_turn in self._in_turn(chosen):
+            mine = rows_in_turn[:left]
             left -= len(mine)
             if mine:
-                somes.append(Some(some.page, np.array(mine, np.int64)))
+                somes.append(Some(page, np.array(mine, np.int64)))
         granted.difference_update(waiting.row.offset for waiting in rows)
         for some in somes:
             granted.difference_update((some.indexes + some.page.start).tolist())
@@ -93,7 +97,7 @@ class Suspects:
         if self._rows_in_turn(self._rows if granted is None else granted, slots, singly=singly):
             return True
         somes = self._work.lanes.choose(GROUP, ANY_BYTES, singly=singly, slots=slots, until=self.until)
-        return bool(somes) if granted is None else any(self._in_turn(some) for some in somes)
+        return bool(somes) if granted is None else any(rows for _, rows in self._in_turn(somes))
 
     def _rows_in_turn(self, wanted: set[int], slots: Slots | None, *, singly: bool) -> list[Waiting]:
         """Return rows that are wanted and can be handed over, none after another of its lane that is not wanted."""
@@ -107,18 +111,18 @@ class Suspects:
                 found.append(waiting)
         return found
 
-    def _in_turn(self, some: Some) -> list[int]:
-        """Return the rows of a page that are granted, and not after others of their lane that are not."""
-        page = some.page
-        rows = some.indexes
-        found: list[int] = []
+    def _in_turn(self, somes: list[Some]) -> Iterator[tuple[Page, list[int]]]:
+        """Yield the rows that are granted, and not after others of their lane that are not, in whichever page."""
         passed: set[int] = set()
-        for row, lane in zip(rows.tolist(), self._work.lanes.of(page, rows).tolist(), strict=True):
-            if page.start + row not in self._granted:
-                passed.add(lane)
-            elif lane not in passed:
-                found.append(row)
-        return found
+        for some in somes:
+            page, rows = some.page, some.indexes
+            found: list[int] = []
+            for row, lane in zip(rows.tolist(), self._work.lanes.of(page, rows).tolist(), strict=True):
+                if page.start + row not in self._granted:
+                    passed.add(lane)
+                elif lane not in passed:
+                    found.append(row)
+            yield page, found
 
     def _mark(self, offsets: list[int]) -> None:
         work = self._work
