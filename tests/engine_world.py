@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.engine.messages import (
+    About,
     Ack,
     Ask,
     Chunk,
@@ -38,7 +39,7 @@ from penstock.engine.messages import (
     Tick,
     Written,
 )
-from penstock.engine.pages import DELAYED, GONE, HELD, PARKED, READY
+from penstock.engine.pages import DELAYED, GONE, HELD, PARKED, READY, find_lanes
 from penstock.engine.policy import Policy
 from penstock.engine.shard import Shard
 from penstock.engine.states import TRANSITIONS, Outcome, State
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.engine.messages import Input, Output, Park, Step
+    from penstock.engine.pages import Page
 
 WALL_US = 1_700_000_000_000_000
 PARTITION = 3
@@ -78,6 +80,16 @@ class Source:
         wanted = frozenset(rows.tolist())
         assert wanted <= self.rows, "rows are asked for that were given up"
         return Source(self.start, wanted)
+
+
+def states_of(page: Page) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The state of each event of a page, which stays as it is: in parts, if it is."""
+    if page.parts is None:
+        return page.state
+    found = np.full(page.size, READY, np.uint8)
+    for rows, state in zip(page.parts.divided.rows, page.parts.states, strict=True):
+        found[rows] = state
+    return found
 
 
 @dataclass
@@ -338,6 +350,8 @@ class World:
             expiries=None if all(event.expiry is None for event in events) else expiries,
             appended_at=np.full(len(events), WALL_US, np.int64),
             source=Source(start, range(stop - start)),
+            found=None if self.shard.wanted is None else find_lanes(lanes, self.shard.wanted),
+            about=lambda row: About(lanes[row], 0),
         )
 
     # --- the consumer -------------------------------------------------------------------------
@@ -429,8 +443,9 @@ class World:
         for span in shard.progress.bitmap.unset_in(Range(min(shard.read_position, size), size)):
             codes[span.start : span.stop] = _AHEAD
         for page in shard._work.pages:
-            open_ = page.state != GONE
-            codes[page.start : page.stop][open_] = page.state[open_]
+            states = states_of(page)
+            open_ = states != GONE
+            codes[page.start : page.stop][open_] = states[open_]
         for offset, waiting in shard._work.aside._rows.items():
             codes[offset] = waiting.state if waiting.state in _STATES else PARKED
         return codes

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import columns as cols
-from penstock.batch import NEVER, STORED_SCHEMA, UNTYPED, Batch, Place
+from penstock.batch import NEVER, STORED_SCHEMA, UNTYPED, Batch, Place, StoredEvent
 from penstock.errors import InvalidBatch, InvalidEvent, TooLarge, UsageError
 from penstock.events import Event
 from penstock.offsets import Position, Range
@@ -467,3 +467,42 @@ def test_a_compact_selection_leaves_out_the_columns_that_it_does_not_use() -> No
 
 def test_numpy_offsets_are_64_bit() -> None:
     assert Batch.build([b"a"]).at(1 << 40, PLACE, ()).offsets.dtype == np.int64
+
+
+# --- cells that are expected to be asked for --------------------------------------------------
+
+
+def test_cells_are_the_same_whichever_were_expected() -> None:
+    batch = Batch.build(
+        [b"%d" % number for number in range(20)],
+        key=[None if number % 3 else f"key-{number}" for number in range(20)],
+        time=[datetime(2026, 1, 1, tzinfo=UTC)] * 20,
+        id=[f"id-{number}" for number in range(20)],
+    )
+    expected = [event.to_event() for event in batch]
+    some = Batch(batch.columns)
+    some.expect(np.array([3, 7, 12]))
+    assert [StoredEvent(some, row).to_event() for row in (3, 7, 12)] == [expected[row] for row in (3, 7, 12)]
+    assert len(some._lists["data"] or ()) == 3, "no other was converted"
+    assert [event.to_event() for event in some] == expected, "one that was not expected is there all the same"
+
+
+@given(st.lists(st.none() | st.text(max_size=3), min_size=1, max_size=8), st.integers(0, 7))
+def test_columns_are_all_alike_if_every_value_is_the_first(values: list[str | None], low: int) -> None:
+    texts = pa.array(values, pa.string()).slice(min(low, len(values) - 1))
+    assert cols.all_alike(texts) == (len(set(texts.to_pylist())) == 1)
+
+
+@given(st.data())
+def test_a_key_is_found_at_all_of_its_places(data: st.DataObject) -> None:
+    length = data.draw(st.sampled_from([1, 7, 8, 12]))
+    alike = st.binary(min_size=length, max_size=length)
+    few = data.draw(
+        st.lists(alike | st.binary(max_size=20) if data.draw(st.booleans()) else alike, min_size=1, max_size=4)
+    )
+    missing = st.none() if data.draw(st.booleans()) else st.nothing()
+    keys = data.draw(st.lists(st.sampled_from(few) | missing, max_size=20))
+    low = data.draw(st.integers(0, len(keys)))
+    column = pa.array(keys, pa.binary()).slice(low)
+    for key in few:
+        assert cols.places_of(column, key).tolist() == [at for at, each in enumerate(keys[low:]) if each == key]

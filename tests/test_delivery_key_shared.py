@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests.deliveries import Running, World, acked, kept, raw, wide
 
+from penstock import Checkpoint
 from penstock.engine.messages import Ack
 from penstock.errors import StaleDelivery
 from penstock.runtime.committer import Entry
@@ -113,6 +115,24 @@ async def test_what_a_consumer_holds_goes_to_the_others_when_it_leaves(world: Wo
         assert held <= set(stays.offsets)
         assert_in_order(stays)
         assert {taken.attempt for taken in stays.taken} == {1}
+
+
+async def test_an_ack_wakes_whoever_waits_for_the_same_keys_by_now(world: World) -> None:
+    bus = world.bus()
+    # Nothing is written meanwhile, which would wake everybody.
+    consume = partial(bus.consume, raw, "s", checkpoint=Checkpoint(size=1_000, delay=3600))
+    async with world.running(consume(), kept) as had:
+        await publish(world, bus, 40)
+        await world.until(lambda: len(had.taken) == 40, within=SEEN)
+        async with world.running(consume()) as has:
+            await publish(world, bus, 40, first=40)
+            await world.settle()
+            assert not has.taken, "the first event of each key is in hand"
+            for delivery in had.deliveries[:40]:
+                await delivery.ack()
+            await world.settle()
+            assert has.taken, "half of the keys are this consumer's now"
+            assert min(has.offsets) >= 40
 
 
 async def test_events_of_all_partitions_are_shared(world: World) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from tests.engine_world import Event, World, offsets_of
+from tests.engine_world import Event, World, offsets_of, states_of
 
 from penstock.engine import pages
-from penstock.engine.messages import Ack, Extend, FetchFailed, GiveBack, LogTrimmed, Nack, ReadDone, ReadFailed
+from penstock.engine.messages import Ack, Done, Extend, FetchFailed, GiveBack, LogTrimmed, Nack, ReadDone, ReadFailed
 from penstock.engine.pages import GONE
 from penstock.engine.policy import Policy
 from penstock.engine.states import Outcome
@@ -89,7 +89,8 @@ class Model(World):
         assert shard.in_memory - shard._work.aside.ready - shard._work.aside.held <= self.widest
         assert sum(not waiting.row.replay for waiting in shard._work.aside._rows.values()) <= self.most_parked
         for offset in range(self.store.next_offset, shard.next_offset):
-            assert shard._work.pages.state_of(offset) == GONE
+            for page in shard._work.pages:
+                assert not page.start <= offset < page.stop or states_of(page)[offset - page.start] == GONE
         timer = shard.next_timer()
         assert timer is None or timer > 0
 
@@ -155,11 +156,16 @@ class Model(World):
                 life.failures[offset] = life.failures.get(offset, 0) + 1
                 assert hand in life.hands
 
-    def do_ack(self, offsets: Offsets) -> None:
+    def do_done(self, hand: int) -> None:
+        """Say of all that a hand was given that it is done, whatever was said of it before."""
+        offsets = np.array(sorted(self.life.hands.get(hand, [])), np.int64)
+        self.do_ack(offsets, Done(hand, (offsets,)))
+
+    def do_ack(self, offsets: Offsets, told: Input | None = None) -> None:
         self.settle_down()
         valid = [offset for offset in self.life.had.intersection(offsets) if self.state(offset).value != "settled"]
         before = self.states()
-        self.tell(Ack(offsets))
+        self.tell(told or Ack(offsets))
         for offset in {*range(len(self.log))}.difference(valid):
             assert self.state(offset) is before[offset], f"{offset} was not this consumer's to ack"
         for offset in valid:
@@ -235,8 +241,8 @@ class Model(World):
         hands = [*self.life.hands, 999_999]
         action = chance.choices(
             ["publish", "read", "fetch", "write", "ask", "ack", "nack", "give back", "leave", "wait", "policy", "crash",
-             "replay", "start", "reject"],
-            [6, 14, 8, 8, 16, 16, 6, 3, 1, 6, 2, 2, 1, 3, 1],
+             "replay", "start", "reject", "done"],
+            [6, 14, 8, 8, 16, 16, 6, 3, 1, 6, 2, 2, 1, 3, 1, 8],
         )[0]  # fmt: skip
         match action:
             case "publish":
@@ -264,6 +270,8 @@ class Model(World):
                 self.take(chance.choice([1, 2, 10, 100]), bytes_max=chance.choice([1, 60, 1 << 30]), singly=singly)
             case "ack":
                 self.do_ack(self.some_offsets())
+            case "done":
+                self.do_done(chance.choice(hands))
             case "nack":
                 delay = chance.choice([None, None, 0.0, 1.0, 20.0])
                 self.do_nack(chance.choice(hands), self.some_offsets(), delay, counted=chance.random() < 0.7)

@@ -13,6 +13,8 @@ import pytest
 from tests.engine_world import WALL_US, Source, offsets_of
 
 from penstock import columns
+from penstock.engine import pages
+from penstock.engine.division import Division
 from penstock.engine.messages import (
     Ack,
     Ask,
@@ -21,6 +23,7 @@ from penstock.engine.messages import (
     CursorSeen,
     Declare,
     Deliver,
+    Done,
     Fetch,
     Fetched,
     FetchedRow,
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from penstock.engine.share import Slots
 
 PARTITION = 3
+CONSUMERS = 2
 NAME = ShardName("log", "s", 0, PARTITION)
 
 
@@ -85,7 +89,7 @@ class World:
     def settled(self, offset: int) -> bool:
         return offset in Bitmap.from_bytes(self.cursor.next_offset, self.cursor.settled)
 
-    def read(self, read: Read) -> tuple[Chunk | Gap, ...]:
+    def read(self, read: Read, division: Division | None = None) -> tuple[Chunk | Gap, ...]:
         for gap in self.lost:
             if read.start in gap.range:
                 return (Gap(read.start, gap.stop, gap.reason),)
@@ -107,6 +111,7 @@ class World:
                 expiries=None,
                 appended_at=np.full(len(lanes), WALL_US, np.int64),
                 source=Source(read.start, range(len(lanes))),
+                divided=None if division is None else division.divide(read.start, slots),
             ),
         )
 
@@ -147,6 +152,8 @@ class Owner:
     fetches: list[Fetch] = field(default_factory=list)
     delivered: list[Deliver] = field(default_factory=list)
     singly: bool = False
+    division: Division | None = None
+    """By what its reads are divided, for those who ask."""
 
     def __post_init__(self) -> None:
         world = self.world
@@ -179,7 +186,7 @@ class Owner:
                     self.world.declared.append(output.gap)
         while self.reads:
             read = self.reads.pop()
-            self.tell(ReadDone(read.start, self.world.read(read)))
+            self.tell(ReadDone(read.start, self.world.read(read, self.division)))
         while self.fetches:
             offsets = self.fetches.pop().offsets
             rows = [offset for offset in offsets if offset in self.world.rows]
@@ -395,7 +402,10 @@ def test_a_share_knows_its_slots() -> None:
     assert (share.slotted, share.whole, share.has_holes, share.keyless) == (True, False, True, PARTITION)
     share.drop(slots_of([PARTITION]))
     assert not share.has_holes
-    offered = share.offered(slots_of([2, 5]))
+    asked = slots_of([1, 2])
+    assert share.offered(asked) is asked, "what is others' never comes so far"
+    share.leave(slots_of([1]))
+    offered = share.offered(asked)
     assert offered is not None
     assert np.flatnonzero(offered).tolist() == [2]
     everything = Share(0)
@@ -421,6 +431,7 @@ class Model(World):
         )
         super().__init__(policy=policy)
         self.singly = chance.random() < 0.5
+        self.divided = chance.random() < 0.5
         self.owners: list[Owner] = []
         self.held: dict[Owner, dict[int, tuple[int, int]]] = {}
         """By offset, the hand and the consumer."""
@@ -431,13 +442,18 @@ class Model(World):
     def acquire(self, slots: Iterable[int], *, clean: bool) -> None:
         owner = self.owner(slots, clean=clean)
         owner.singly = self.singly
+        if self.divided:
+            masks = [slots_of(range(consumer, SLOTS, CONSUMERS)) & owner.mine for consumer in range(CONSUMERS)]
+            owner.division = Division(masks)
         self.owners.append(owner)
         self.held[owner] = {}
 
     def step(self) -> None:
         chance = self.chance
         owner = chance.choice(self.owners)
-        match chance.choice(["publish", "ask", "ask", "ack", "ack", "nack", "write", "write", "time", "move", "leave"]):
+        match chance.choice(
+            ["publish", "ask", "ask", "ack", "ack", "done", "nack", "write", "write", "time", "move", "leave"]
+        ):  # fmt: skip
             case "publish":
                 self.log += [chance.choice(self.lanes) for _ in range(chance.choice([1, 3, 20]))]
                 for each in self.owners:
@@ -446,6 +462,8 @@ class Model(World):
                 self.ask(owner)
             case "ack":
                 self.settle(owner, [Ack(np.array([offset], np.int64)) for offset in self.some(owner)])
+            case "done" if owner.delivered:
+                self.be_done(owner, chance.choice(owner.delivered[-4:]))
             case "nack":
                 delay = chance.choice([None, 0.0, 20.0])
                 self.settle(
@@ -461,15 +479,20 @@ class Model(World):
                 self.pass_time(chance.choice([0.1, 2.0, 30.0]))
             case "move":
                 self.move(owner)
+            case "leave" if chance.random() < 0.2:
+                self.die(owner)
             case "leave":
-                if chance.random() < 0.2:
-                    self.die(owner)
-                else:
-                    consumer = chance.randrange(2)
-                    owner.tell(ConsumerLeft(consumer))
-                    self.held[owner] = {
-                        offset: hand for offset, hand in self.held[owner].items() if hand[1] != consumer
-                    }
+                self.leave(owner, chance.randrange(CONSUMERS))
+
+    def be_done(self, owner: Owner, handed: Deliver) -> None:
+        offsets = np.array(sorted(offsets_of(handed)), np.int64)
+        owner.tell(Done(handed.hand, (offsets,)))
+        for offset in offsets.tolist():
+            self.held[owner].pop(offset, None)
+
+    def leave(self, owner: Owner, consumer: int) -> None:
+        owner.tell(ConsumerLeft(consumer))
+        self.held[owner] = {offset: hand for offset, hand in self.held[owner].items() if hand[1] != consumer}
 
     def pass_time(self, seconds: float) -> None:
         self.monotonic += seconds
@@ -482,8 +505,10 @@ class Model(World):
         return self.chance.sample(held, self.chance.randint(0, len(held)))
 
     def ask(self, owner: Owner) -> None:
-        consumer = self.chance.randrange(2)
-        slots = slots_of(range(consumer, SLOTS, 2))
+        consumer = self.chance.randrange(CONSUMERS)
+        slots = slots_of(range(consumer, SLOTS, CONSUMERS))
+        if owner.division is not None:
+            slots = owner.division.masks[consumer]
         count = len(owner.delivered)
         offsets = owner.ask(self.chance.choice([1, 5, 100]), consumer=consumer, slots=slots)
         handed = owner.delivered[count:]
@@ -566,8 +591,11 @@ class Model(World):
         raise AssertionError(f"no rest: {self.cursor} of {len(self.log)}, {len(self.rows)} wait")
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_any_history_settles_every_event_once_in_order_whoever_has_its_slot(seed: int) -> None:
+@pytest.mark.parametrize("seed", [*range(60), 1231])
+def test_any_history_settles_every_event_once_in_order_whoever_has_its_slot(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "RUN_MIN", [1, 2, 512][seed % 3])
     model = Model(seed)
     for _ in range(400):
         model.step()

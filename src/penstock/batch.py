@@ -69,7 +69,7 @@ class Place(NamedTuple):
 class Batch:
     """Events of one partition with consecutive offsets, or a selection of them."""
 
-    __slots__ = ("_hashes", "_kind", "_lists", "columns", "place", "rows", "runs", "start")
+    __slots__ = ("_expected", "_hashes", "_kind", "_lists", "columns", "place", "rows", "runs", "start")
 
     def __init__(
         self,
@@ -87,7 +87,8 @@ class Batch:
         self.runs = runs
         self.rows = rows
         self._hashes: dict[int, tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]] = {}
-        self._lists: dict[str, list[Any] | None] = {}
+        self._lists: dict[str, list[Any] | dict[int, Any] | None] = {}
+        self._expected: npt.NDArray[np.int64] | None = None
         self._kind: tuple[str, str | None] | Literal[False] | None = None
 
     # --- making one --------------------------------------------------------------------------
@@ -309,6 +310,11 @@ class Batch:
 
     # --- lanes -------------------------------------------------------------------------------
 
+    @property
+    def keys(self) -> pa.Array:
+        """The key of each event, null for those without one."""
+        return cols.keys_of(self._selected())
+
     def key_hashes(self, seed: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
         """Return the hash of each event's key, and which events have one (None: all). Computed once."""
         found = self._hashes.get(seed)
@@ -376,29 +382,56 @@ class Batch:
             column = self.columns.column(name) if name in self.columns.schema.names else None
             if column is None or column.null_count == len(column):
                 stated.append(None)
-            elif name == "headers" or len(column.unique()) > 1:
+            elif name == "headers" or not cols.all_alike(column):
                 return None
             else:
                 stated.append(column[0].as_py())
         return stated[1] or UNTYPED, stated[2] or (self.place.content_type if self.place else None)
+
+    def expect(self, rows: npt.NDArray[np.int64]) -> None:
+        """Know that single cells will be asked for of these rows only, as a rule: others need not be converted."""
+        self._expected = rows
 
     def value(self, name: str, row: int) -> Any:
         """Return one cell as Python sees it; the column is converted once, when first asked for."""
         if name not in self._lists:
             self._lists[name] = self._listed(name)
         values = self._lists[name]
-        return None if values is None else values[row]
+        if values is None:
+            return None
+        try:
+            return values[row]
+        except KeyError:  # it was not expected
+            self._expected = None
+            self._lists.clear()
+            return self.value(name, row)
 
-    def _listed(self, name: str) -> list[Any] | None:
-        stored = None
-        if name in self.columns.schema.names:
-            array = self.columns.column(name)
-            # Arrow builds a time zone object per timestamp (5 µs each); integers cost nothing.
-            stored = (array.cast(pa.int64()) if array.type == cols.TIMESTAMP else array).to_pylist()
+    def _listed(self, name: str) -> list[Any] | dict[int, Any] | None:
+        if name == "identity":
+            return self._identities()
+        if self._expected is None or name == "id" or name not in self.columns.schema.names:
+            return self._all_listed(name)
+        some = _plain(self.columns.column(name)).take(pa.array(self._expected))
+        return dict(zip(self._expected.tolist(), some.to_pylist(), strict=True))
+
+    def _all_listed(self, name: str) -> list[Any] | None:
+        stored = _plain(self.columns.column(name)).to_pylist() if name in self.columns.schema.names else None
         if name == "id" and self.runs:
             derived = (run.derived_id(index) for run in self.runs for index in range(run.length))
             return list(derived) if stored is None else [a or b for a, b in zip(stored, derived, strict=True)]
         return stored
+
+    def _identities(self) -> list[Any]:
+        """Return source and id of each event: no column, but asked for as one, and together at the price of one."""
+        nothing = [None] * self.columns.num_rows
+        sources, ids = self._all_listed("source") or nothing, self._all_listed("id") or nothing
+        default = (self.place.source if self.place else None) or ""
+        return [(source or default, id_) for source, id_ in zip(sources, ids, strict=True)]
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    # Arrow builds a time zone object per timestamp (5 µs each); integers cost nothing.
+    return array.cast(pa.int64()) if array.type == cols.TIMESTAMP else array
 
 
 class StoredEvent:
@@ -499,15 +532,15 @@ class StoredEvent:
     @property
     def identity(self) -> tuple[str, str]:
         """Source and id, as CloudEvents tells events apart; one without an id has its position."""
-        value, row, place = self._batch.value, self._row, self._batch.place
-        source = value("source", row) or (place.source if place else None) or ""
-        return source, value("id", row) or str(self.position)
+        source, id_ = self._batch.value("identity", self._row)
+        return source, id_ or str(self.position)
 
     @property
     def alike(self) -> tuple[tuple[str, str | None] | None, bytes]:
         """The kind that it shares with all events of its batch, if it does, and the payload."""
         batch = self._batch
-        return batch.kind, batch.value("data", self._row)
+        # What was found out once is taken from where it is kept, for one call less with each event.
+        return batch._kind or batch.kind, batch.value("data", self._row)  # noqa: SLF001 - the view of a batch
 
     def to_event(self) -> Event:
         """Return the envelope with everything resolved, independent of the batch."""

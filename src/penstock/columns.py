@@ -15,12 +15,14 @@ Two seeds, because with one hash a consumer of few slots would see few partition
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from penstock.errors import InvalidBatch, InvalidEvent, TooLarge, did_you_mean
@@ -311,24 +313,71 @@ def slot_of_key(key: bytes | None, partition: int) -> int:
 
 def key_hashes(batch: pa.RecordBatch, seed: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
     """Return `xxh64(key, seed)` of each event, and which events have a key (None: all have one)."""
-    if "key" not in batch.schema.names:
-        return np.zeros(batch.num_rows, np.uint64), np.zeros(batch.num_rows, np.bool_)
-    keys = batch.column("key")
+    return hashes_of([keys_of(batch)], seed)
+
+
+def keys_of(batch: pa.RecordBatch) -> pa.Array:
+    """Return the key of each event, null for those without one."""
+    return batch.column("key") if "key" in batch.schema.names else pa.nulls(batch.num_rows, pa.binary())
+
+
+def hashes_of(columns: Sequence[pa.Array], seed: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
+    """Return `xxh64(key, seed)` of the keys of all columns, and which of them are there (None: all are)."""
+    # All together: most of what each of the many short steps of hashing costs is the step.
+    keys = columns[0] if len(columns) == 1 else pa.concat_arrays(columns)
     present = keys.is_valid().to_numpy(zero_copy_only=False) if keys.null_count else None
     return _hashed(keys if present is None else keys.fill_null(b""), seed), present
 
 
 def _hashed(keys: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
     if len(keys) > ONE_BY_ONE_MAX:
+        if 0 < (length := _length_of_all(keys)) <= SHORT_MAX:
+            return xxh64_alike(bytes_of(keys), len(keys), length, seed)
         offsets = offsets_of(keys)
         lengths = offsets[1:] - offsets[:-1]
-        shortest, longest = int(lengths.min()), int(lengths.max())
-        if 0 < shortest == longest <= SHORT_MAX:
-            return xxh64_alike(bytes_of(keys), len(keys), longest, seed)
-        if longest <= SHORT_MAX:
+        if int(lengths.max()) <= SHORT_MAX:
             starts = offsets[:-1].astype(np.int64) - int(offsets[0])
             return xxh64_short(bytes_of(keys), starts, lengths.astype(np.int64), seed)
     return np.fromiter(map(xxhash.xxh64_intdigest, keys.to_pylist(), repeat(seed)), np.uint64, len(keys))
+
+
+def _length_of_all(keys: pa.Array) -> int:
+    """Return the length of each of these, if they have the same; or else, 0."""
+    offsets = offsets_of(keys)
+    first, count = int(offsets[0]), len(keys)
+    length, rest = divmod(int(offsets[-1]) - first, count)
+    # By bytes, and not by numpy, which would let go of the interpreter, and wait to have it again.
+    return length if not rest and length and offsets.tobytes() == _even_offsets(first, length, count) else 0
+
+
+@lru_cache(maxsize=64)
+def _even_offsets(start: int, length: int, count: int) -> bytes:
+    return np.arange(start, start + length * count + 1, length, dtype=np.int32).tobytes()
+
+
+def all_alike(texts: pa.Array) -> bool:
+    """Say whether all of these have the same value; there is at least one."""
+    first = texts[0].as_py()
+    if texts.null_count or first is None:
+        return bool(texts.null_count == len(texts))
+    value, data = first.encode(), bytes_of(texts).tobytes()
+    return not data if not value else _length_of_all(texts) == len(value) and data == value * len(texts)
+
+
+def places_of(keys: pa.Array, key: bytes) -> npt.NDArray[np.int64]:
+    """Return at which places a key is."""
+    length = _length_of_all(keys) if len(keys) else 0
+    if length and length != len(key) and not keys.null_count:
+        return np.zeros(0, np.int64)
+    if length < 8 or keys.null_count:
+        found = pc.indices_nonzero(pc.equal(keys, pa.scalar(key, keys.type))).to_numpy()
+        return np.asarray(found, np.int64)
+    # Their last bytes first, by which keys differ as a rule: a fraction of the time.
+    data = bytes_of(keys)
+    ends = np.ndarray(len(keys), "<u8", data, length - 8, (length,)).astype(np.uint64)
+    alike = np.flatnonzero(ends == np.uint64(int.from_bytes(key[-8:], "little")))
+    same = [data[place * length : (place + 1) * length].tobytes() == key for place in alike.tolist()]
+    return alike[np.array(same, np.bool_)]
 
 
 def digest(batch: pa.RecordBatch) -> int:

@@ -97,8 +97,10 @@ def xxh64_short(
     return _stirred(hashes)
 
 
-def _reader(by_width: dict[int, npt.NDArray[Any]], starts: npt.NDArray[np.int64]) -> Callable[[int, int], Words]:
-    return lambda at, width: by_width[width][starts + at].astype(np.uint64)
+def _reader(
+    by_width: dict[int, npt.NDArray[Any]], starts: npt.NDArray[np.int64]
+) -> Callable[[int, int], npt.NDArray[Any]]:
+    return lambda at, width: by_width[width][starts + at]
 
 
 def xxh64_alike(data: npt.NDArray[np.uint8], count: int, length: int, seed: int) -> Words:
@@ -107,19 +109,20 @@ def xxh64_alike(data: npt.NDArray[np.uint8], count: int, length: int, seed: int)
     Most batches have such keys. Each step is one of all keys, and their words are read without an index: it takes a
     fourth of the time.
     """
-    # As copies: to calculate with words that are not aligned is slower.
-    return _mixed(
-        lambda at, width: np.ndarray(count, f"<u{width}", data, at, (length,)).astype(np.uint64), length, seed
-    )
+
+    def read(at: int, width: int) -> npt.NDArray[Any]:
+        return np.ndarray(count, f"<u{width}", data, at, (length,))
+
+    return _mixed(read, length, seed)
 
 
-def _mixed(read: Callable[[int, int], Words], length: int, seed: int) -> Words:
-    """Return the hashes of keys of one length; `read(at, width)` gives so many bytes of each, as a copy."""
+def _mixed(read: Callable[[int, int], npt.NDArray[Any]], length: int, seed: int) -> Words:
+    """Return the hashes of keys of one length; `read(at, width)` gives so many bytes of each."""
     hashes: Words | np.uint64 = np.uint64((seed + _PRIME_5 + length) & _MASK)
     words = np.zeros(0, np.uint64)
     at = 0
     while at + 8 <= length:
-        words = read(at, 8)
+        words = read(at, 8).astype(np.uint64)  # as a copy: to calculate with words that are not aligned is slower
         words *= _P2
         words = _rotated(words, 31)
         words *= _P1
@@ -129,7 +132,7 @@ def _mixed(read: Callable[[int, int], Words], length: int, seed: int) -> Words:
         words += _P4
         hashes, at = words, at + 8
     if at + 4 <= length:
-        words = read(at, 4)
+        words = read(at, 4).astype(np.uint64)
         words *= _P1
         words ^= hashes
         words = _rotated(words, 23)
@@ -137,7 +140,7 @@ def _mixed(read: Callable[[int, int], Words], length: int, seed: int) -> Words:
         words += _P3
         hashes, at = words, at + 4
     while at < length:
-        words = read(at, 1)
+        words = read(at, 1).astype(np.uint64)
         words *= _P5
         words ^= hashes
         words = _rotated(words, 11)

@@ -392,7 +392,7 @@ class Bitmap:
     # A smaller array would save nothing that is worth a copy.
     _CELLS_MIN = 1 << 10
 
-    __slots__ = ("_base", "_cells", "_count", "_limit", "_reach", "_start")
+    __slots__ = ("_base", "_cells", "_count", "_end", "_limit", "_reach", "_start")
 
     def __init__(self, start: int = 0, *, limit: int = LIMIT) -> None:
         if limit < 1:
@@ -402,7 +402,7 @@ class Bitmap:
 
     def seek(self, start: int) -> None:
         """Forget everything and begin at `start`, forwards or back."""
-        self._start = Range(start, OFFSET_END).start
+        self._start = self._end = Range(start, OFFSET_END).start
         self._count = 0
         self._rebase(np.zeros(self._CELLS_MIN, np.bool_))
 
@@ -426,6 +426,11 @@ class Bitmap:
         """How many offsets at or after `start` are settled."""
         return self._count
 
+    @property
+    def end(self) -> int:
+        """One beyond the highest offset that is settled; nothing is at or after it."""
+        return self._end
+
     def __contains__(self, offset: int) -> bool:
         return offset < self._start or (offset < self._reach and bool(self._cells[offset - self._base]))
 
@@ -446,6 +451,8 @@ class Bitmap:
         if not self._cells[index]:
             self._cells[index] = True
             self._count += 1
+            if offset >= self._end:
+                self._end = offset + 1
 
     def set_range(self, span: Range) -> None:
         """Settle every offset of `span`."""
@@ -457,6 +464,7 @@ class Bitmap:
         cells = self._cells[start - self._base : span.stop - self._base]
         self._count += cells.size - int(np.count_nonzero(cells))
         cells[:] = True
+        self._end = max(self._end, span.stop)
 
     def set_many(self, offsets: NDArray[np.int64]) -> None:
         """Settle these offsets, in any order, repeated or not."""
@@ -472,16 +480,18 @@ class Bitmap:
         self._count -= int(np.count_nonzero(cells))
         cells[ahead - low] = True
         self._count += int(np.count_nonzero(cells))
+        self._end = max(self._end, high + 1)
 
     def set_new(self, offsets: NDArray[np.int64]) -> None:
-        """Settle these offsets, which ascend, and none of which is settled: the same as `set_many`, and faster."""
+        """Settle these offsets, each once and none of which is settled: the same as `set_many`, and faster."""
         if not len(offsets):
             return
-        high = int(offsets[-1])
+        high = int(offsets.max())
         if high >= self._reach:
             self._extend(high)
         self._cells[offsets - self._base] = True
         self._count += len(offsets)
+        self._end = max(self._end, high + 1)
 
     def _extend(self, offset: int) -> None:
         if not self.room(offset):
@@ -547,5 +557,6 @@ class Bitmap:
         cells = np.zeros(max(span + 1, cls._CELLS_MIN), np.bool_)
         cells[:span] = np.unpackbits(np.frombuffer(data, np.uint8), count=span, bitorder="little")
         bitmap._count = int(np.count_nonzero(cells))
+        bitmap._end = start + span
         bitmap._rebase(cells)
         return bitmap

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.clock import seconds
-from penstock.engine.messages import Ack, Extend, Failure, GiveBack, Nack, Started
+from penstock.engine.messages import Ack, Done, Extend, Failure, GiveBack, Nack, Started
 from penstock.engine.states import Outcome
 from penstock.errors import StaleDelivery, UsageError
 from penstock.failures import bounded, trace_of
@@ -54,7 +54,7 @@ class _Hand:
             raise StaleDelivery(str(seat), seat.lost_because or "this consumer is closed")
         self._seat.tell(told)
 
-    def _say(self, told: Ack | Nack) -> None:
+    def _say(self, told: Ack | Done | Nack) -> None:
         self._said = True
         self._tell(told)
 
@@ -168,8 +168,7 @@ class Delivery(_Hand, Generic[T]):
         is marked, instead of the subscription's: for a handler with several such blocks, or for subscriptions that
         share one effect.
         """
-        own, source, id_ = self.identity
-        return Once(connection, scope=own if scope is None else scope, source=source, id=id_)
+        return Once(connection, self._seat.scope if scope is None else scope, *self.event.identity)
 
     @property
     def _offsets(self) -> Range:
@@ -239,24 +238,25 @@ class Acks:
     """Acks of single deliveries that gather until they are told, which costs much less than to tell each by itself."""
 
     def __init__(self) -> None:
-        self._offsets: dict[Engine, tuple[Seat, list[int]]] = {}
+        self._events: dict[Engine, tuple[Seat, list[StoredEvent]]] = {}
 
     def add(self, delivery: Delivery[Any]) -> None:
         """Take one."""
         engine = delivery._engine
         delivery._said = delivery._done = True
-        known = self._offsets.get(engine)
+        known = self._events.get(engine)
         if known is None:
-            known = self._offsets[engine] = (delivery._seat, [])
-        known[1].append(delivery.event.offset)
+            known = self._events[engine] = (delivery._seat, [])
+        known[1].append(delivery.event)
 
     def tell(self) -> None:
         """Tell them; those of shards that were lost, or loaded anew, meanwhile are handled again."""
-        if not self._offsets:
+        if not self._events:
             return
-        settled, self._offsets = self._offsets, {}
-        for engine, (seat, offsets) in settled.items():
+        settled, self._events = self._events, {}
+        for engine, (seat, events) in settled.items():
             if seat.engine is engine:
+                offsets = [event.offset for event in events]
                 seat.tell(Ack(Range(offsets[0], offsets[0] + 1) if len(offsets) == 1 else np.array(offsets, np.int64)))
 
 
@@ -330,6 +330,9 @@ class DeliveredBatch(_Hand):
         """Say that all of it is done; or these offsets of it; or those up to and including one."""
         if offsets is not None and up_to is not None:
             raise UsageError("ack takes `offsets` or `up_to`, not both")
+        if offsets is None and up_to is None:
+            self._say(Done(self._number, tuple(self._all())))
+            return
         for chosen in self._chosen(offsets, up_to):
             self._ack(chosen)
 

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.engine.pages import HELD, PARKED, READY
+from penstock.engine.messages import Wanted
+from penstock.engine.pages import FEW, HELD, PARKED, READY, VERY_FEW
 from penstock.engine.timers import Timers
 from penstock.offsets import Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from typing import Any
 
     from penstock.engine.lanes import Lanes, Unordered
     from penstock.engine.messages import FetchedRow, Offsets, Park, Row
@@ -59,6 +61,9 @@ class Aside:
         self._lanes: defaultdict[int, list[int]] = defaultdict(list)
         self.first: dict[int, int] = {}
         """The lowest offset of each lane that is parked."""
+        self._keys: dict[int, Any] = {}
+        """The key of each of these lanes; None if it is not known, or if two keys have the same lane."""
+        self._wanted: Wanted | None = None
         self._due = Timers()
         self._ripe: dict[int, None] = {}
         """Due, first of their lanes, and not fetched yet; and those that are fetched only to be written as done."""
@@ -84,6 +89,21 @@ class Aside:
         """How many are in memory, to be handed over."""
         return len(self._in_memory)
 
+    @property
+    def wanted(self) -> Wanted | None:
+        """The lanes that are parked, and perhaps some that were; None if there are none, or more than a few.
+
+        It is the same object until there is one more, or a key that was known is not any more.
+        """
+        count = len(self.first)
+        if not 0 < count <= FEW:
+            return None
+        if self._wanted is None or len(self._wanted.lanes) > FEW:
+            keys = tuple(self._keys.values())
+            known = count <= VERY_FEW and None not in keys
+            self._wanted = Wanted(np.fromiter(self.first, np.int64, count), keys if known else None)
+        return self._wanted
+
     def fetches(self, offsets: set[int]) -> bool:
         """Tell whether one of these is asked for."""
         return not self._asked.isdisjoint(offsets)
@@ -94,9 +114,9 @@ class Aside:
 
     # --- coming and going ---------------------------------------------------------------------
 
-    def park(self, row: Row, hand: int = 0) -> None:
-        """Let a row wait from now on, or wait again, once it is written."""
-        self._put(Waiting(row, written=False, hand=hand))
+    def park(self, row: Row, hand: int = 0, key: Any = None) -> None:
+        """Let a row wait from now on, or wait again, once it is written; `key` is that of its event, if it is known."""
+        self._put(Waiting(row, written=False, hand=hand), key)
 
     def bring_back(self, rows: Iterable[Row]) -> None:
         """Take what somebody else has brought back from the dead, of all rows that wait; what was seen is known."""
@@ -115,7 +135,7 @@ class Aside:
                 waiting.written = True
                 self._wait(waiting)
 
-    def _put(self, waiting: Waiting) -> None:
+    def _put(self, waiting: Waiting, key: Any = None) -> None:
         row = waiting.row
         before = self._rows.get(row.offset)
         self._forget(row.offset)
@@ -124,6 +144,7 @@ class Aside:
         elif before is None or before.row.replay:
             # After a seek an event may be parked that was brought back from the dead as well: now it has its order.
             insort(self._lanes[row.lane], row.offset)
+            self._note_key(row.lane, key)
             self.first[row.lane] = self._lanes[row.lane][0]
         self._rows[row.offset] = waiting
         if waiting.hand:
@@ -142,7 +163,13 @@ class Aside:
             self.first[row.lane] = lane[0]
             self._wait(self._rows[lane[0]])
         else:
-            del self._lanes[row.lane], self.first[row.lane]
+            del self._lanes[row.lane], self.first[row.lane], self._keys[row.lane]
+
+    def _note_key(self, lane: int, key: Any) -> None:
+        if lane not in self.first:
+            self._keys[lane], self._wanted = key, None
+        elif self._keys[lane] is not None and self._keys[lane] != key:
+            self._keys[lane], self._wanted = None, None
 
     def _wait(self, waiting: Waiting) -> None:
         """Have a row fetched when it is due, if it is its turn."""

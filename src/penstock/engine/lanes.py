@@ -13,32 +13,25 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.engine.pages import DELAYED, GONE, HELD, READY, Page, Pages, Some
+from penstock.engine.pages import DELAYED, FEW, GONE, HELD, READY, Page, Pages, Some, among
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from penstock.engine.aside import Aside
+    from penstock.engine.messages import Wanted
     from penstock.engine.pages import Rows
     from penstock.engine.share import Slots
 
-FEW: Final = 64
-"""numpy finds out about so few lanes faster than Python does."""
-VERY_FEW: Final = 4
-"""So few are looked for one by one."""
 STALE: Final = 1_024
 
 
 def _members(lanes: NDArray[np.int64], of: Mapping[int, int]) -> NDArray[np.bool_]:
     """Return which lanes are keys of a mapping."""
-    if 0 < len(of) <= VERY_FEW:
-        found = np.zeros(len(lanes), np.bool_)
-        for lane in of:
-            found |= lanes == lane
-        return found
     if len(of) <= FEW:
-        return np.isin(lanes, np.fromiter(of, np.int64, len(of)))
+        return among(lanes, np.fromiter(of, np.int64, len(of)))
     return np.fromiter((lane in of for lane in lanes.tolist()), np.bool_, len(lanes))
 
 
@@ -54,9 +47,10 @@ def _behind(page: Page, rows: Rows, lanes: NDArray[np.int64], first: Mapping[int
 class Lanes:
     """The order of what is in memory, and of what waits aside: of each lane, `aside` has the first offset parked."""
 
-    def __init__(self, pages: Pages, aside: Mapping[int, int], *, slotted: bool = False) -> None:
+    def __init__(self, pages: Pages, aside: Aside, *, slotted: bool = False) -> None:
         self._pages = pages
-        self._aside = aside
+        self._parked = aside
+        self._aside = aside.first
         self._slotted = slotted
         """Whether what is chosen may be limited to some slots."""
         self._queues: Queues | None = None
@@ -67,7 +61,7 @@ class Lanes:
 
     def of_one(self, page: Page, row: int) -> int:
         """Return the lane of one row."""
-        return int(page.lanes[row])
+        return page.lane_of(row)
 
     def may_park(self, page: Page, lane: int) -> bool:
         """Tell whether an event of this lane may wait aside: one without a key is the whole partition."""
@@ -103,61 +97,39 @@ class Lanes:
                 self._pages.watcher = self._queues
             return self._queues.choose(events_max, bytes_max, slots=slots, until=until, first=first)
         self._queues = self._pages.watcher = None
-        return self._choose_together(events_max, bytes_max, slots=slots, until=until, first=first)
+        return _within(self._free(slots, until), events_max, bytes_max, first=first)
 
-    def _choose_together(
-        self, events_max: int, bytes_max: int, *, slots: Slots | None, until: int | None, first: bool
-    ) -> list[Some]:
-        chosen: list[Some] = []
+    def _free(self, slots: Slots | None, until: int | None) -> Iterator[Some]:
+        """Yield what nothing stands in the way of, page by page."""
         barred = self._held_lanes(slots) if self._pages.held else None
         delayed = self._first_delayed() if self._pages.delayed else {}
-        for page in self._pages:
-            if events_max <= 0 or (until is not None and page.start >= until):
-                break
-            if not page.ready:
-                continue
-            rows: Rows = slice(0, page.size)
-            if slots is not None:
-                # Of the whole page at once: to choose from a choice costs more than from all.
-                rows = np.flatnonzero((page.state == READY) & slots.take(page.slots))
-            elif page.ready < page.size:
-                rows = page.in_state(READY)
-            if until is not None and until < page.stop:
-                rows = Some(page, rows).indexes
-                rows = rows[rows < until - page.start]
-            if barred is not None or delayed or self._aside:
-                rows = self._of_free_lanes(page, rows, barred, delayed)
-            free = Some(page, rows)
-            if not free.size:
-                continue
-            if chosen:
-                bytes_max -= chosen[-1].nbytes  # not sooner: as a rule one page is enough, and nobody has to know
-            some = _limited(free, events_max, bytes_max, first=first and not chosen)
-            if some.size:
-                chosen.append(some)
-            if some.size < free.size:
-                break  # what comes next might be small enough, but it would overtake
-            events_max -= some.size
-        return [run for some in chosen for run in some.in_runs()]
+        for free in _ready(self._pages, slots, until):
+            yield self._of_free_lanes(free, barred, delayed) if barred is not None or delayed or self._aside else free
 
-    def _of_free_lanes(
-        self, page: Page, rows: Rows, barred: NDArray[np.int64] | None, delayed: Mapping[int, int]
-    ) -> Rows:
+    def _of_free_lanes(self, some: Some, barred: NDArray[np.int64] | None, delayed: Mapping[int, int]) -> Some:
+        page, rows = some.page, some.rows
         if page.keyless:
-            indexes = Some(page, rows).indexes
+            indexes = some.indexes
             if barred is not None and (barred == page.lane).any():
-                return indexes[:0]
+                return Some(page, indexes[:0])
             for first in (delayed, self._aside):
                 if page.lane in first:
                     indexes = indexes[indexes < first[page.lane] - page.start]
-            return indexes
+            return Some(page, indexes)
+        if barred is None and not delayed and self._parked.wanted is not None:
+            behind = self._behind_parked(page, self._parked.wanted)
+            if not len(behind):
+                return some
+            free = np.ones(page.size, np.bool_)
+            free[behind] = False
+            return Some(page, some.indexes[free[rows]])
         lanes = page.lanes[rows]
         stuck = np.zeros(len(lanes), np.bool_) if barred is None else np.isin(lanes, barred)
         for first in (delayed, self._aside):
             if first and len(lanes):
                 stuck |= _behind(page, rows, lanes, first)
-        # A slice of a page costs much less than the same rows one by one.
-        return Some(page, rows).indexes[~stuck] if stuck.any() else rows
+        # A slice of a page, or a part of it, costs much less than the same rows one by one.
+        return Some(page, some.indexes[~stuck]) if stuck.any() else some
 
     def _held_lanes(self, slots: Slots | None = None) -> NDArray[np.int64] | None:
         """Return the lanes that are in hand, if there are any; a lane is of one slot, so that others do not matter."""
@@ -165,11 +137,9 @@ class Lanes:
         for page in self._pages:
             if not page.held:
                 continue
-            rows = page.in_state(HELD)
-            if slots is not None:
-                rows = rows[slots[page.slots[rows]]]
-            if len(rows):
-                found.append(np.array([page.lane], np.int64) if page.keyless else page.lanes[rows])
+            held = page.held_of(slots)
+            if held.size:
+                found.append(np.array([page.lane], np.int64) if page.keyless else page.lanes[held.rows])
         if not found:
             return None
         return found[0] if len(found) == 1 else np.concatenate(found)
@@ -204,13 +174,23 @@ class Lanes:
 
     def behind_parked(self, some: Some) -> Some:
         """Return those that wait behind a parked event of their lane."""
-        page, rows = some
+        page, rows, wanted = some.page, some.rows, self._parked.wanted
         if not some.size or page.keyless:
             return Some(page, np.zeros(0, np.int64))
-        # As a rule there are none, and then nobody has to look at states.
-        indexes = some.indexes[_behind(page, rows, page.lanes[rows], self._aside)]
+        if wanted is not None:
+            # Of the whole page: what is behind a parked event is to be parked, whenever it came.
+            indexes = self._behind_parked(page, wanted)
+        else:
+            indexes = some.indexes[_behind(page, rows, page.lanes[rows], self._aside)]
+        if not len(indexes):  # as a rule there are none, and then nobody has to look at states
+            return Some(page, indexes)
         state = page.state[indexes]
         return Some(page, indexes[(state == READY) | (state == DELAYED)])
+
+    def _behind_parked(self, page: Page, wanted: Wanted) -> NDArray[np.int64]:
+        """Return the rows of a page that come after the first of their lane that is parked, whatever became of them."""
+        _, rows, lanes = page.find_lanes(wanted)
+        return rows[_behind(page, rows, lanes, self._aside)] if len(rows) else rows
 
     def all_behind_parked(self) -> list[Some]:
         """Return all that wait behind a parked event of their lane."""
@@ -248,15 +228,47 @@ class Lanes:
         return found
 
 
+def _ready(pages: Pages, slots: Slots | None, until: int | None) -> Iterator[Some]:
+    """Yield what is ready of these slots, page by page, and nothing from `until` on."""
+    for page in pages:
+        if until is not None and page.start >= until:
+            return
+        if page.ready:
+            ready = page.ready_of(slots)
+            if until is not None and until < page.stop:
+                rows = ready.indexes
+                ready = Some(page, rows[rows < until - page.start])
+            yield ready
+
+
+def _within(free: Iterable[Some], events_max: int, bytes_max: int, *, first: bool) -> list[Some]:
+    """Return as much of this as may be handed over; the first event may be, however large it is."""
+    chosen: list[Some] = []
+    left = events_max
+    for each in free:
+        if not each.size:
+            continue
+        if chosen:
+            bytes_max -= chosen[-1].nbytes_max  # not sooner: as a rule one page is enough, and nobody has to know
+            if each.size > left <= events_max // 2:
+                break  # rather less now: a page as a whole costs much less than two parts of it
+        some = _limited(each, left, bytes_max, first=first and not chosen)
+        if some.size:
+            chosen.append(some)
+        left -= some.size
+        if some.size < each.size or left <= 0:
+            break  # what comes next might be small enough, but it would overtake
+    return [run for some in chosen for run in some.in_runs()]
+
+
 def _limited(some: Some, events_max: int, bytes_max: int, *, first: bool) -> Some:
-    """Cut to what may be handed over; the first event may be, however large it is."""
-    page, rows = some
+    page, rows = some.page, some.rows
     count = min(some.size, events_max)
-    if count == some.size and page.nbytes <= bytes_max:
-        return some
-    if count:
+    if page.nbytes > bytes_max and count:
         count = int(np.searchsorted(np.cumsum(page.sizes[rows][:count]), bytes_max, side="right"))
         count = max(count, 1) if first else count
+    if count == some.size:
+        return some
     if isinstance(rows, slice):
         return Some(page, slice(rows.start, rows.start + count))
     return Some(page, rows[:count])
@@ -294,28 +306,7 @@ class Unordered:
         first: bool = True,
     ) -> list[Some]:
         """Return what can be handed over now, and nothing from `until` on; see `Lanes.choose`."""
-        chosen: list[Some] = []
-        for page in self._pages if self._pages.ready else ():
-            if events_max <= 0 or (until is not None and page.start >= until):
-                break
-            if not page.ready:
-                continue
-            rows: Rows = slice(0, page.size) if page.ready == page.size else page.in_state(READY)
-            if until is not None and until < page.stop:
-                rows = Some(page, rows).indexes
-                rows = rows[rows < until - page.start]
-            free = Some(page, rows)
-            if not free.size:
-                continue
-            if chosen:
-                bytes_max -= chosen[-1].nbytes
-            some = _limited(free, events_max, bytes_max, first=first and not chosen)
-            if some.size:
-                chosen.append(some)
-            if some.size < free.size:
-                break
-            events_max -= some.size
-        return [run for some in chosen for run in some.in_runs()]
+        return _within(_ready(self._pages, None, until), events_max, bytes_max, first=first) if events_max > 0 else []
 
     def bars(self, _lanes: Iterable[int]) -> dict[int, int]:
         """Return from which offset on parked events have to wait for what is in memory: from none."""

@@ -15,10 +15,11 @@ from penstock.engine.states import Outcome
 from penstock.offsets import Gap, Range, RangeSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
+    from penstock.engine.division import Divided
     from penstock.engine.policy import Policy
 
 Offsets: TypeAlias = "Range | NDArray[np.int64]"
@@ -33,13 +34,52 @@ class Now(NamedTuple):
     """Microseconds since 1970 UTC; for expiry, and for rows that outlive the process."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """A few lanes whose events are looked for; who has looked for this very object need not look again."""
+
+    lanes: NDArray[np.int64]
+    keys: tuple[Any, ...] | None
+    """The key of each, if all are known: to compare keys is faster than to find out the lanes of all events."""
+
+
+class Found(NamedTuple):
+    """Where in a chunk the events are that were looked for, ascending, and which lanes they are of."""
+
+    wanted: Wanted
+    rows: NDArray[np.int64]
+    lanes: NDArray[np.int64]
+
+
+class About(NamedTuple):
+    """What decides whose one event is."""
+
+    key: Any
+    """Opaque; None if whoever reads does not look for keys."""
+    slot: int
+
+
 class Chunk:
     """A range of events that was read: columns, and where their payloads are.
 
     Lanes, slots, sizes and expiries are computed when they are first needed, which they mostly are not.
     """
 
-    __slots__ = ("_lanes", "_sizes", "_slots", "appended_at", "expiries", "keyless", "nbytes", "source", "span")
+    __slots__ = (
+        "_lanes",
+        "_sizes",
+        "_slots",
+        "about",
+        "appended_at",
+        "appended_between",
+        "divided",
+        "expiries",
+        "found",
+        "keyless",
+        "nbytes",
+        "source",
+        "span",
+    )
 
     def __init__(
         self,
@@ -52,6 +92,9 @@ class Chunk:
         expiries: NDArray[np.int64] | None,
         appended_at: NDArray[np.int64],
         source: Any,
+        divided: Divided | None = None,
+        found: Found | None = None,
+        about: Callable[[int], About] | None = None,
     ) -> None:
         self.span = span
         self.nbytes = nbytes
@@ -64,9 +107,17 @@ class Chunk:
         self.expiries = expiries
         """When each expires, in microseconds of the wall clock; None if none does."""
         self.appended_at = appended_at
-        """When each was appended, in microseconds of the wall clock."""
+        """When each was appended, in microseconds of the wall clock …"""
+        self.appended_between = int(appended_at.min()), int(appended_at.max())
+        """… and when the first of them was, and the last."""
         self.source = source
         """Opaque; with `narrowed(rows)`, which returns a smaller one that still answers for these rows."""
+        self.divided = divided
+        """Its rows by whose they are, if there are several who ask."""
+        self.found = found
+        """Its rows of the lanes that were parked when it was read, if those were few."""
+        self.about = about
+        """Tells of one event what it would take long to find out of all."""
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each event."""
@@ -153,6 +204,14 @@ class Ack:
     offsets: Offsets
     outcome: Outcome = Outcome.ACKED
     """Or `DISCARDED`: the consumer has no use for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All that this hand was given is done: the same as an `Ack` of each of these, and much faster."""
+
+    hand: int
+    offsets: tuple[Offsets, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +370,8 @@ class NotWritten:
 
 
 Input: TypeAlias = (
-    HeadMoved | ReadDone | ReadFailed | LogTrimmed | Ask | Ack | Nack | GiveBack | Started | Extend | Tick | Fetched
-    | FetchFailed | RowsSeen | PolicyChanged | ConsumerLeft | Leaving | Left | CursorSeen | Want | Claimed
+    HeadMoved | ReadDone | ReadFailed | LogTrimmed | Ask | Ack | Done | Nack | GiveBack | Started | Extend | Tick
+    | Fetched | FetchFailed | RowsSeen | PolicyChanged | ConsumerLeft | Leaving | Left | CursorSeen | Want | Claimed
     | Freed | Shed | Written | NotWritten
 )  # fmt: skip
 
@@ -352,6 +411,8 @@ class Deliver:
 
     hand: int
     """Of all of them together; singly, of the first, and the following ones have the following numbers."""
+    events: int
+    """How many."""
     pieces: tuple[Piece, ...]
     attempts: dict[int, int] = field(default_factory=dict)
     """Which attempt this is, for those that it is not the first of."""
@@ -414,7 +475,7 @@ class Step:
     """Settled ahead of `next_offset`, as `Bitmap.to_bytes()`."""
     attempts: dict[int, int]
     parks: tuple[Park, ...]
-    outcomes: dict[Outcome, RangeSet]
+    outcomes: Mapping[Outcome, RangeSet]
     latencies: tuple[int, ...]
     """How many were acked within 1, 2, 4, … microseconds of their append; the last one counts all that took longer."""
     retried: int

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from penstock.engine.division import Parts, undivided
+from penstock.engine.messages import About, Found
 from penstock.offsets import OFFSET_END, Range
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.messages import Chunk, Offsets
+    from penstock.engine.messages import Chunk, Offsets, Wanted
+    from penstock.engine.share import Slots
 
 PARKED: Final = 0
 READY: Final = 1
@@ -42,11 +45,28 @@ JOINED_BYTES_MAX: Final = 1 << 18
 RUN_MIN: Final = 512
 """Rows of at least so many that follow each other, on the average, are better handled as slices."""
 
+FEW: Final = 64
+"""numpy finds so few lanes faster than Python does …"""
+VERY_FEW: Final = 4
+"""… and so few are looked for one by one."""
+
 Rows: TypeAlias = "slice | NDArray[np.int64]"
 
 
-def _offsets(start: int, rows: Rows) -> Offsets:
-    return Range(start + rows.start, start + rows.stop) if isinstance(rows, slice) else rows + start
+def among(lanes: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which lanes are among a few."""
+    if len(wanted) > VERY_FEW:
+        return np.isin(lanes, wanted)
+    found = np.zeros(len(lanes), np.bool_)
+    for lane in wanted.tolist():
+        found |= lanes == lane
+    return found
+
+
+def find_lanes(lanes: NDArray[np.int64], wanted: Wanted) -> Found:
+    """Return which of these lanes are wanted."""
+    rows = np.flatnonzero(among(lanes, wanted.lanes))
+    return Found(wanted, rows, lanes[rows])
 
 
 def _indexes(rows: Rows) -> NDArray[np.int64]:
@@ -58,6 +78,8 @@ class Some(NamedTuple):
 
     page: Page
     rows: Rows
+    part: int | None = None
+    """Which part of the page they are, if they are exactly that."""
 
     @property
     def size(self) -> int:
@@ -67,7 +89,10 @@ class Some(NamedTuple):
     @property
     def offsets(self) -> Offsets:
         """Their offsets."""
-        return _offsets(self.page.start, self.rows)
+        if self.part is not None and self.page.parts is not None:
+            return self.page.parts.divided.offsets[self.part]
+        rows, start = self.rows, self.page.start
+        return Range(start + rows.start, start + rows.stop) if isinstance(rows, slice) else rows + start
 
     @property
     def indexes(self) -> NDArray[np.int64]:
@@ -76,13 +101,20 @@ class Some(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they are."""
+        """How many bytes they are; of a part, about how many."""
+        if self.part is not None and self.page.parts is not None:
+            return self.page.nbytes * self.size // self.page.size
         return self.page.nbytes_of(self.rows)
+
+    @property
+    def nbytes_max(self) -> int:
+        """How many bytes they are at the most."""
+        return self.nbytes if self.part is None else self.page.nbytes
 
     def in_runs(self) -> list[Some]:
         """Return the same as a few long slices, if it is that: each costs much less than its rows one by one."""
         rows = self.rows
-        if isinstance(rows, slice) or len(rows) < RUN_MIN:
+        if isinstance(rows, slice) or len(rows) < RUN_MIN or self.part is not None:
             return [self]
         ends = np.flatnonzero(rows[1:] != rows[:-1] + 1)
         if (len(ends) + 1) * RUN_MIN > len(rows):
@@ -91,16 +123,12 @@ class Some(NamedTuple):
         return [Some(self.page, slice(int(rows[a]), int(rows[b - 1]) + 1)) for a, b in itertools.pairwise(edges)]
 
 
-class Part(NamedTuple):
-    """Some rows of one chunk, counted from its start."""
+class Stretch(NamedTuple):
+    """Some rows of one chunk, counted from its start, and their offsets."""
 
     chunk: Chunk
     rows: Rows
-
-    @property
-    def offsets(self) -> Offsets:
-        """Their offsets."""
-        return _offsets(self.chunk.span.start, self.rows)
+    offsets: Offsets
 
     @property
     def indexes(self) -> NDArray[np.int64]:
@@ -113,26 +141,28 @@ class Page:
 
     __slots__ = (
         "_appended_at",
-        "_appended_between",
         "_expiries",
+        "_found",
+        "_hand",
         "_lanes",
         "_sizes",
         "_slots",
+        "_state",
         "chunks",
         "delayed",
         "expires_at",
         "gone_bytes",
-        "hand",
         "held",
         "keyless",
         "lane",
         "narrowed",
         "nbytes",
+        "open_bytes",
+        "parts",
         "ready",
         "size",
         "slot",
         "start",
-        "state",
         "stop",
     )
 
@@ -142,28 +172,99 @@ class Page:
         """The lane of events without a key, and their slot."""
         self.keyless = chunk.keyless
         self.start, self.stop = chunk.span.start, chunk.span.stop
-        self.nbytes = chunk.nbytes
+        self.nbytes = self.open_bytes = chunk.nbytes
         self.size = self.ready = self.stop - self.start
         self.held = self.delayed = 0
-        self.state = np.full(self.size, READY, np.uint8)
-        self.hand = np.zeros(self.size, np.int64)
-        """Which hand had it last; 0 if none, or if it was given back."""
+        self.parts: Parts | None = None
+        """What became of its parts, as long as that is all there is to know."""
+        if chunk.divided is None and self.size < RUN_MIN:
+            self._make_columns()
+        else:
+            self.parts = Parts(chunk.divided or undivided(chunk.span), READY)
         self.expires_at = OFFSET_END if chunk.expiries is None else int(chunk.expiries.min())
         """When the first of them expires."""
         self.narrowed = False
         self.gone_bytes = 0
         """Of events that are gone, and still in memory."""
+        self._found = chunk.found
         self._lanes: NDArray[np.int64] | None = None
         self._slots: NDArray[np.int64] | None = None
         self._sizes: NDArray[np.int64] | None = None
         self._appended_at: NDArray[np.int64] | None = None
-        self._appended_between: tuple[int, int] | None = None
         self._expiries: NDArray[np.int64] | None = None
 
     @property
     def open(self) -> int:
         """How many are not gone."""
         return self.ready + self.held + self.delayed
+
+    # --- the state of each event, or of each part ---------------------------------------------
+
+    def _make_columns(self) -> None:
+        self._state = np.full(self.size, READY, np.uint8)
+        self._hand = np.zeros(self.size, np.int64)
+
+    @property
+    def state(self) -> NDArray[np.uint8]:
+        """The state of each event; from now on, that is what is known of it."""
+        if self.parts is not None:
+            self._dissolve(self.parts)
+        return self._state
+
+    @property
+    def hand(self) -> NDArray[np.int64]:
+        """Which hand had each event last; 0 if none, or if it was given back."""
+        if self.parts is not None:
+            self._dissolve(self.parts)
+        return self._hand
+
+    def _dissolve(self, parts: Parts) -> None:
+        self._make_columns()
+        for rows, state, hand in zip(parts.divided.rows, parts.states, parts.hands, strict=True):
+            if state != READY or hand:
+                self._state[rows] = state
+                self._hand[rows] = hand
+        self.parts = None
+
+    def part_of(self, slots: Slots | None) -> int | None:
+        """Return which part of it the events of these slots are, or all of them, if they are one."""
+        return None if self.parts is None else self.parts.number(slots)
+
+    def ready_of(self, slots: Slots | None) -> Some:
+        """Return what is ready of these slots, or of all."""
+        part = self.part_of(slots)
+        if self.parts is not None and part is not None:
+            return self._part(part) if self.parts.states[part] == READY else Some(self, slice(0, 0))
+        if slots is not None:
+            # Of the whole page at once: to choose from a choice costs more than from all.
+            return Some(self, np.flatnonzero((self.state == READY) & slots.take(self.slots)))
+        return Some(self, slice(0, self.size) if self.ready == self.size else self.in_state(READY))
+
+    def has_ready(self, slots: Slots | None) -> bool:
+        """Whether something is ready of these slots, or of all; something is ready of it."""
+        part = None if slots is None else self.part_of(slots)
+        if self.parts is not None and part is not None:
+            return self.parts.states[part] == READY and len(self.parts.divided.offsets[part]) > 0
+        return slots is None or self.ready_of(slots).size > 0
+
+    def held_of(self, slots: Slots | None) -> Some:
+        """Return what is held of these slots, or of all."""
+        part = self.part_of(slots)
+        if self.parts is not None and part is not None:
+            return self._part(part) if self.parts.states[part] == HELD else Some(self, slice(0, 0))
+        rows = self.in_state(HELD)
+        return Some(self, rows if slots is None else rows[slots[self.slots[rows]]])
+
+    def foreign(self, mine: Slots) -> Some | None:
+        """Return what is not of these slots, if it is known by parts."""
+        division = None if self.parts is None else self.parts.divided.division
+        if division is None or not np.array_equal(division.own, mine):
+            return None
+        return self._part(len(division.masks))
+
+    def _part(self, part: int) -> Some:
+        assert self.parts is not None
+        return Some(self, self.parts.divided.rows[part], part)
 
     # --- chunks and their columns -------------------------------------------------------------
 
@@ -183,12 +284,14 @@ class Page:
         self.keyless &= chunk.keyless
         self.stop = chunk.span.stop
         self.nbytes += chunk.nbytes
+        self.open_bytes += chunk.nbytes
+        self._state = np.concatenate((self.state, np.full(count, READY, np.uint8)))
+        self._hand = np.concatenate((self.hand, np.zeros(count, np.int64)))
         self.size += count
         self.ready += count
-        self.state = np.concatenate((self.state, np.full(count, READY, np.uint8)))
-        self.hand = np.concatenate((self.hand, np.zeros(count, np.int64)))
         if chunk.expiries is not None:
             self.expires_at = min(self.expires_at, int(chunk.expiries.min()))
+        self._found = None
         # Columns that are in use grow; those that are not are made when they are.
         if self._lanes is not None:
             self._lanes = np.concatenate((self._lanes, chunk.lanes(self.lane)))
@@ -196,7 +299,6 @@ class Page:
             self._slots = np.concatenate((self._slots, chunk.slots(self.slot)))
         if self._sizes is not None:
             self._sizes = np.concatenate((self._sizes, chunk.sizes()))
-        self._appended_between = None
         if self._appended_at is not None:
             self._appended_at = np.concatenate((self._appended_at, chunk.appended_at))
         if self._expiries is not None:
@@ -233,9 +335,10 @@ class Page:
     @property
     def appended_between(self) -> tuple[int, int]:
         """When the first of them was appended, and when the last."""
-        if self._appended_between is None:
-            self._appended_between = int(self.appended_at.min()), int(self.appended_at.max())
-        return self._appended_between
+        if len(self.chunks) == 1:
+            return self.chunks[0].appended_between
+        firsts, lasts = zip(*(chunk.appended_between for chunk in self.chunks), strict=True)
+        return min(firsts), max(lasts)
 
     @property
     def expiries(self) -> NDArray[np.int64]:
@@ -244,28 +347,51 @@ class Page:
             self._expiries = _joined([_expiries(chunk) for chunk in self.chunks])
         return self._expiries
 
+    def find_lanes(self, wanted: Wanted) -> Found:
+        """Return the rows of a few lanes; they are looked for once."""
+        if self._found is None or self._found.wanted is not wanted:
+            self._found = find_lanes(self.lanes, wanted)
+        return self._found
+
+    def lane_of(self, row: int) -> int:
+        """Return the lane of one event, without finding out all others' if it was looked for."""
+        if self._lanes is None and self._found is not None:
+            at = int(np.searchsorted(self._found.rows, row))
+            if at < len(self._found.rows) and self._found.rows[at] == row:
+                return int(self._found.lanes[at])
+        return int(self.lanes[row])
+
+    def about(self, row: int) -> About:
+        """Return what decides whose one event is."""
+        chunk = self.chunks[bisect_right(self.chunks, self.start + row, key=_start) - 1]
+        if chunk.about is None:
+            return About(None, int(self.slots[row]))
+        return chunk.about(self.start + row - chunk.span.start)
+
     def nbytes_of(self, rows: Rows) -> int:
         """Return how many bytes these are."""
         if isinstance(rows, slice) and rows.stop - rows.start == self.size:
             return self.nbytes
         return int(self.sizes[rows].sum())
 
-    def parts(self, rows: Rows) -> Iterator[Part]:
-        """Return these rows chunk by chunk, each counted from its chunk's start."""
+    def in_chunks(self, some: Some) -> Iterator[Stretch]:
+        """Return these rows of it chunk by chunk."""
         if len(self.chunks) == 1:
-            yield Part(self.chunks[0], rows)
+            yield Stretch(self.chunks[0], some.rows, some.offsets)
             return
-        indexes = Some(self, rows).indexes
+        indexes = some.indexes
         starts = np.array([chunk.span.start - self.start for chunk in self.chunks])
         chunk_of = np.searchsorted(starts, indexes, side="right") - 1
         for at in np.unique(chunk_of).tolist():
-            yield Part(self.chunks[at], indexes[chunk_of == at] - starts[at])
+            mine = indexes[chunk_of == at]
+            yield Stretch(self.chunks[at], mine - starts[at], mine + self.start)
 
     def narrow(self) -> None:
         """Give up the memory of what is gone."""
         self.narrowed = True
         self.gone_bytes = 0
-        left = {part.chunk.span.start: part.indexes for part in self.parts(self.in_state(READY, HELD, DELAYED))}
+        open_ = Some(self, self.in_state(READY, HELD, DELAYED))
+        left = {stretch.chunk.span.start: stretch.indexes for stretch in self.in_chunks(open_)}
         for chunk in self.chunks:
             rows = left.get(chunk.span.start)
             chunk.source = None if rows is None else chunk.source.narrowed(rows)
@@ -279,16 +405,21 @@ class Page:
             found |= self.state == state
         return np.flatnonzero(found)
 
-    def move(self, rows: Rows, to: int) -> None:
-        """Let these rows, all of which are open, be in another state."""
-        before = self.state[rows]
-        count = len(before)
-        held = _count(before, HELD, self.held, self.size)
-        delayed = _count(before, DELAYED, self.delayed, self.size)
+    def move(self, some: Some, to: int) -> None:
+        """Let these rows of it, all of which are open, be in another state."""
+        rows, part, count = some.rows, some.part, some.size
+        if part is not None and self.parts is not None:
+            states = self.parts.states
+            held, delayed = count * (states[part] == HELD), count * (states[part] == DELAYED)
+            states[part] = to
+        else:
+            before = self.state[rows]
+            held = _count(before, HELD, self.held, self.size)
+            delayed = _count(before, DELAYED, self.delayed, self.size)
+            self.state[rows] = to
         self.held -= held
         self.delayed -= delayed
         self.ready -= count - held - delayed
-        self.state[rows] = to
         if to == READY:
             self.ready += count
         elif to == HELD:
@@ -296,12 +427,23 @@ class Page:
         elif to == DELAYED:
             self.delayed += count
 
+    def give(self, some: Some, hand: int, *, singly: bool) -> None:
+        """Let these rows of it be in a hand, or each in one of its own, of which this is the first."""
+        if some.part is not None and self.parts is not None and not singly:
+            self.parts.hands[some.part] = hand
+        else:
+            self.hand[some.rows] = np.arange(hand, hand + some.size) if singly else hand
+
 
 def _count(states: NDArray[np.uint8], state: int, of_page: int, size: int) -> int:
     """Return how many of these are in a state, in which so many of the whole page are."""
     if of_page in {0, size}:
         return of_page and len(states)
     return int(np.count_nonzero(states == state))
+
+
+def _start(chunk: Chunk) -> int:
+    return chunk.span.start
 
 
 def _expiries(chunk: Chunk) -> NDArray[np.int64]:
@@ -366,15 +508,15 @@ class Pages:
 
     def move(self, some: Some, to: int) -> None:
         """Let these events, all of which are open, be in another state."""
-        page, rows = some
+        page = some.page
         ready, held, delayed = page.ready, page.held, page.delayed
-        before = page.state[rows].tolist() if self.watcher is not None else []
-        page.move(rows, to)
+        before = page.state[some.rows].tolist() if self.watcher is not None else []
+        page.move(some, to)
         self.ready += page.ready - ready
         self.held += page.held - held
         self.delayed += page.delayed - delayed
         if to == GONE:
-            self._count_gone(page, page.nbytes_of(rows))
+            self._count_gone(page, some.nbytes)
         if self.watcher is not None:
             for row, was in zip(some.indexes.tolist(), before, strict=True):
                 self.watcher.moved(page, row, was, to)
@@ -402,6 +544,9 @@ class Pages:
             self.watcher.moved(page, row, before, to)
 
     def _count_gone(self, page: Page, nbytes: int) -> None:
+        # What is said of a part is about right: it comes right when the last one goes.
+        nbytes = min(nbytes, page.open_bytes) if page.open else page.open_bytes
+        page.open_bytes -= nbytes
         self.open_bytes -= nbytes
         self._touched.add(page)
         if not page.narrowed:
@@ -453,7 +598,9 @@ class Pages:
         for page in self._pages[max(bisect_right(self._starts, first) - 1, 0) : bisect_right(self._starts, last)]:
             if isinstance(offsets, Range):
                 low, high = max(first, page.start), min(last + 1, page.stop)
-                if low < high:
+                if high - low == page.size:
+                    found.append(Some(page, slice(0, page.size), page.part_of(None)))
+                elif low < high:
                     found.append(Some(page, slice(low - page.start, high - page.start)))
             else:
                 low, high = np.searchsorted(offsets, (page.start, page.stop)).tolist()
@@ -490,8 +637,8 @@ class Pages:
     def source_of(self, some: Some) -> dict[int, tuple[Any, int]]:
         """Return for each row where its payload is, and at which index there, without keeping the memory of others."""
         found: dict[int, tuple[Any, int]] = {}
-        for part in some.page.parts(some.rows):
-            chunk, rows = part.chunk, part.indexes
+        for stretch in some.page.in_chunks(some):
+            chunk, rows = stretch.chunk, stretch.indexes
             source = chunk.source if len(rows) * NARROW_FROM > len(chunk.span) else chunk.source.narrowed(rows)
             base = chunk.span.start - some.page.start
             found.update((base + row, (source, row)) for row in rows.tolist())

@@ -7,6 +7,7 @@ not written becomes part of the next, so that records stay a chain without holes
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from penstock.engine.states import Outcome
 from penstock.offsets import Bitmap, Range, RangeSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,16 +25,51 @@ if TYPE_CHECKING:
 
 LATENCIES: Final = 40
 """How many buckets there are: the last but one ends at 2**38 microseconds, about three days."""
+UNNOTED_MAX: Final = 1 << 16
+"""So many events may be acked and not in the bitmap yet."""
+
+
+class Outcomes(Mapping[Outcome, RangeSet]):
+    """What a step has settled, and how; what was acked becomes ranges when somebody looks: in a thread, as a rule."""
+
+    def __init__(self, ranges: dict[Outcome, RangeSet], acked: list[NDArray[np.int64]]) -> None:
+        self._ranges = ranges
+        self._acked = acked
+
+    def _known(self) -> dict[Outcome, RangeSet]:
+        if self._acked:
+            acked = RangeSet.from_offsets(_joined(self._acked))
+            self._ranges[Outcome.ACKED] = self._ranges.get(Outcome.ACKED, RangeSet()) | acked
+            self._acked = []
+        return self._ranges
+
+    def __getitem__(self, outcome: Outcome) -> RangeSet:
+        return self._known()[outcome]
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return iter(self._known())
+
+    def __len__(self) -> int:
+        return len(self._known())
 
 
 class Progress:
     """The cursor of a shard as it is decided, and what of it is unwritten."""
 
     def __init__(
-        self, *, next_offset: int, settled: bytes, attempts: Mapping[int, int], generation: int, number: int
+        self,
+        *,
+        next_offset: int,
+        settled: bytes,
+        attempts: Mapping[int, int],
+        generation: int,
+        number: int,
+        shared: bool = False,
     ) -> None:
-        self.bitmap = Bitmap.from_bytes(next_offset, settled)
-        self.bitmap.advance()
+        self._shared = shared
+        """Whether others write the same cursor: then a step only says what it adds to it."""
+        self._bitmap = Bitmap.from_bytes(next_offset, settled)
+        self._bitmap.advance()
         self.attempts = dict(attempts)
         """Attempts that were made, for unsettled events that had one; 0 marks a suspect that is tried in a group."""
         self.generation = generation
@@ -43,6 +79,12 @@ class Progress:
         self._number = number
         self._begin = next_offset
         self._reset()
+        self._gathering: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
+        """Ranges of which some was acked, and not all: as a rule the rest is soon, and then it is one range …"""
+        self._unnoted: list[NDArray[np.int64]] = []
+        """Acked, and not in the bitmap yet: together they cost less …"""
+        self._unnoted_events = 0
+        """… and how many that are."""
         self._writing: Step | None = None
         self._taken = 0
         self._written = 0
@@ -66,9 +108,30 @@ class Progress:
         self._touched = False
 
     @property
+    def bitmap(self) -> Bitmap:
+        """What is settled or parked, or others'."""
+        self._end_gathering()
+        if self._unnoted:
+            self._bitmap.set_new(_joined(self._unnoted))
+            self._bitmap.advance()
+            self._unnoted, self._unnoted_events = [], 0
+        return self._bitmap
+
+    @property
     def next_offset(self) -> int:
         """The first offset that is neither settled nor parked."""
         return self.bitmap.start
+
+    @property
+    def least_next_offset(self) -> int:
+        """What `next_offset` is at least, for whoever asks often: a recent one."""
+        bitmap = self.bitmap if self._unnoted_events > UNNOTED_MAX else self._bitmap
+        return bitmap.start
+
+    @property
+    def known_until(self) -> int:
+        """One beyond all that was settled, or others', before it was read."""
+        return self._bitmap.end
 
     @property
     def dirty(self) -> bool:
@@ -97,25 +160,53 @@ class Progress:
 
     def settle(self, outcome: Outcome, offsets: Offsets) -> None:
         """Let the cursor pass these, which it has not passed and which ascend: settled, or parked, in this way."""
-        bitmap = self.bitmap
         if isinstance(offsets, Range):
+            bitmap = self.bitmap
             if offsets.start == bitmap.start and not bitmap.count:
                 bitmap.seek(offsets.stop)  # the usual case: nothing is settled ahead
             else:
                 bitmap.set_range(offsets)
+                bitmap.advance()
             self._outcomes[outcome].add(offsets)
+        elif outcome is Outcome.ACKED:
+            self._note_acked(offsets)
         else:
-            bitmap.set_new(offsets)
-            if outcome is Outcome.ACKED:
-                self._acked_many.append(offsets)
-            else:
-                self._outcomes[outcome] |= RangeSet.from_offsets(offsets)
-        bitmap.advance()
+            self.bitmap.set_new(offsets)
+            self.bitmap.advance()
+            self._outcomes[outcome] |= RangeSet.from_offsets(offsets)
+        self._count_settled(outcome, offsets)
+
+    def settle_part(self, start: int, stop: int, offsets: NDArray[np.int64]) -> None:
+        """Let the cursor pass a part of a range, which was acked; the other parts of it are others' to ack."""
+        parts = self._gathering.setdefault((start, stop), [])
+        parts.append(offsets)
+        gathered = sum(map(len, parts))
+        if gathered < stop - start:
+            self._count_settled(Outcome.ACKED, offsets)
+            return
+        del self._gathering[start, stop]
+        self.unwritten -= gathered - len(offsets)
+        self.settle(Outcome.ACKED, Range(start, stop))
+
+    def _count_settled(self, outcome: Outcome, offsets: Offsets) -> None:
         self.unwritten += len(offsets)
         self._touched = True
         if self.attempts:
             failed = self._forget_attempts(offsets)
             self._retried += failed if outcome is not Outcome.PARKED else 0
+
+    def _note_acked(self, offsets: NDArray[np.int64]) -> None:
+        self._acked_many.append(offsets)
+        self._unnoted.append(offsets)
+        self._unnoted_events += len(offsets)
+
+    def _end_gathering(self) -> None:
+        """Wait no longer for the rest of what was acked in part."""
+        if self._gathering:
+            for parts in self._gathering.values():
+                for offsets in parts:
+                    self._note_acked(offsets)
+            self._gathering = {}
 
     def settle_one(self, outcome: Outcome, offset: int) -> None:
         """Let the cursor pass one; the same as `settle`, and faster."""
@@ -153,11 +244,14 @@ class Progress:
 
     def pass_over(self, offsets: Offsets) -> None:
         """Let the cursor of this owner pass what is not its own, in memory only: others settle it."""
+        bitmap = self.bitmap
         if isinstance(offsets, Range):
-            self.bitmap.set_range(offsets)
+            bitmap.set_range(offsets)
+        elif len(offsets) and int(offsets[0]) >= bitmap.end:
+            bitmap.set_new(offsets)  # the usual case: it has just been read
         else:
-            self.bitmap.set_many(offsets)
-        self.bitmap.advance()
+            bitmap.set_many(offsets)
+        bitmap.advance()
 
     def forget(self, offsets: Iterable[int]) -> None:
         """Forget attempts at what is not this owner's: they are others' to count."""
@@ -219,20 +313,22 @@ class Progress:
         """Return what is to be written now; None if nothing is, or a step is under way."""
         if not self._touched or self._writing is not None:
             return None
-        if self._acked_singly or self._acked_many:
-            acked = np.concatenate([np.array(self._acked_singly, np.int64), *self._acked_many])
-            self._outcomes[Outcome.ACKED] |= RangeSet.from_offsets(acked)
-        recorded = any(self._outcomes.values())
+        self._end_gathering()
+        acked = self._acked_many
+        if self._acked_singly:
+            acked.append(np.array(self._acked_singly, np.int64))
+        recorded = bool(acked) or any(self._outcomes.values())
+        alone = not self._shared
         step = Step(
             number=self._number + 1 if recorded else self._number,
             generation=self.generation,
             begin=self._begin,
-            next_offset=self.next_offset,
-            settled=self.bitmap.to_bytes() if self.bitmap.count else b"",
+            next_offset=self.next_offset if alone else self.least_next_offset,
+            settled=self.bitmap.to_bytes() if alone and self._bitmap.count else b"",
             attempts=dict(self.attempts),
             changed_attempts=self._changed_attempts(),
             parks=tuple(self.parks.values()),
-            outcomes=dict(self._outcomes),
+            outcomes=Outcomes(dict(self._outcomes), acked),
             latencies=tuple(self._latencies),
             retried=self._retried,
             freed=self._freed,
@@ -282,6 +378,10 @@ class Progress:
         self.parks = {park.row.offset: park for park in step.parks} | self.parks
         self._add_latencies(step.latencies)
         self._retried += step.retried
+
+
+def _joined(offsets: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return offsets[0] if len(offsets) == 1 else np.concatenate(offsets)
 
 
 def _bucket(took_us: int) -> int:

@@ -25,6 +25,7 @@ from penstock.engine.messages import (
     ConsumerLeft,
     CursorSeen,
     Declare,
+    Done,
     Extend,
     Failure,
     Fetch,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from penstock.engine.held import Held
-    from penstock.engine.messages import Chunk, Deliver, Input, Now, Offsets, Output, Row, Step, Wish
+    from penstock.engine.messages import Chunk, Deliver, Input, Now, Offsets, Output, Row, Step, Wanted, Wish
     from penstock.engine.policy import Policy
     from penstock.engine.share import Slots
 
@@ -103,8 +104,9 @@ class Shard:
         claimed: RangeSet | None = None,
     ) -> None:
         self.progress = Progress(
-            next_offset=next_offset, settled=settled, attempts=attempts or {}, generation=generation, number=number
-        )
+            next_offset=next_offset, settled=settled, attempts=attempts or {}, generation=generation, number=number,
+            shared=slots is not None or berth > 0,
+        )  # fmt: skip
         self._claims: Claims | None = None
         """Of a berth; `next_offset` is then the first that nobody has claimed."""
         if berth:
@@ -133,6 +135,8 @@ class Shard:
         self._stuck_since: float | None = None
         self._stuck_slots: Slots | None = None
         """Of whom it was that asked, and got nothing."""
+        self.unanswered = False
+        """Whether somebody asked and got nothing, and an ack might change that; until he is told to ask again."""
         self._dirty_since: float | None = None
         self._urgent = False
         self._out: list[Output] = []
@@ -278,6 +282,11 @@ class Shard:
         )
 
     @property
+    def overfull(self) -> bool:
+        """Whether so much is unwritten that nothing may be handed over soon."""
+        return self.progress.unwritten > UNWRITTEN_EVENTS_MAX * 3 // 4
+
+    @property
     def wants(self) -> bool:
         """Whether it would read if there were more to read."""
         reading = self._reading
@@ -286,10 +295,19 @@ class Shard:
         waits = reading.under_way or reading.retry_at > self._work.now.monotonic or self.standing
         return not waits and self._room()[0] > 0
 
+    def has_for(self, slots: Slots | None) -> bool:
+        """Whether an `Ask` for these slots makes any difference: it is answered, or will be when others are done."""
+        return self._claims is not None or self._suspects is not None or self._work.has_for(slots)
+
     @property
     def blocked_lanes(self) -> dict[int, int]:
         """Lanes that are parked, and the offset that each stands at."""
         return dict(self._work.aside.first)
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """The lanes that are parked, if they are few: whoever reads may look for their events."""
+        return self._work.aside.wanted
 
     def next_timer(self) -> float | None:
         """Return when it wants a `Tick`, on the monotonic clock."""
@@ -366,7 +384,7 @@ class Shard:
         if self.standing:
             return
         work, reading = self._work, self._reading
-        if reading.position < self.progress.next_offset and not reading.under_way:
+        if reading.position < self.progress.least_next_offset and not reading.under_way:
             reading.passed(self.progress.next_offset)  # what was settled ahead, before it was loaded, is not read again
             self._note_read()
         if reading.due and reading.retry_at <= work.now.monotonic:
@@ -400,8 +418,14 @@ class Shard:
         nbytes = min(policy.window_bytes - pages.open_bytes, policy.read_bytes)
         if nbytes < min(policy.read_bytes, (policy.window_bytes + 1) // 2):
             return 0, 0
-        begin = min(self.progress.next_offset, self._shared_offset) if self.share.slotted else self.progress.next_offset
-        return max(min(events, begin + Bitmap.LIMIT - self._reading.position), 0), nbytes
+        if self._reach(self.progress.least_next_offset) < events:
+            events = min(events, self._reach(self.progress.next_offset))
+        return max(events, 0), nbytes
+
+    def _reach(self, begin: int) -> int:
+        """Return how far may be read ahead of a cursor that is here."""
+        begin = min(begin, self._shared_offset) if self.share.slotted else begin
+        return begin + Bitmap.LIMIT - self._reading.position
 
     def _relieve(self) -> None:
         """Park what is blocked, if it has filled the window for long, so that other lanes go on."""
@@ -500,6 +524,7 @@ class Shard:
     def _on_ask(self, told: Ask) -> None:
         work = self._work
         work.expire()
+        before, self.unanswered = self.unanswered, True
         if self.standing:
             return
         allowed = self._rate.allowed(work.now.monotonic)
@@ -512,13 +537,15 @@ class Shard:
         handed = work.hand_over(work.choose(told), singly=told.singly, consumer=told.consumer)
         if self._claims is not None:
             self._claim(self._claims.wish_ahead(work.pages.ready, self._above, work.now.monotonic))
+        elif handed is not None or not self.has_for(told.slots):
+            self.unanswered = before
         if handed is not None:
             self._tell_handed(handed)
         elif self._stuck_since is None and (work.pages.ready or work.pages.delayed) and self._is_full():
             self._stuck_since, self._stuck_slots = work.now.monotonic, told.slots
 
     def _tell_handed(self, handed: Deliver) -> None:
-        self._rate.take(sum(len(piece.offsets) for piece in handed.pieces))
+        self._rate.take(handed.events)
         last = handed.pieces[-1].offsets
         highest = last.stop - 1 if isinstance(last, Range) else int(last[-1])
         self.last_dispatched = max(self.last_dispatched, highest)
@@ -546,6 +573,11 @@ class Shard:
 
     def _on_ack(self, told: Ack) -> None:
         self._work.ack(_ascending(told.offsets), told.outcome)
+
+    def _on_done(self, told: Done) -> None:
+        if not self._work.settle_all_of(told.hand):
+            for offsets in told.offsets:
+                self._work.ack(_ascending(offsets))
 
     def _on_nack(self, told: Nack) -> None:
         self._work.nack(replace(told, offsets=_ascending(told.offsets)))
@@ -661,6 +693,7 @@ class Shard:
         LogTrimmed: _on_trimmed,
         Ask: _on_ask,
         Ack: _on_ack,
+        Done: _on_done,
         Nack: _on_nack,
         GiveBack: _on_give_back,
         ConsumerLeft: _on_consumer_left,

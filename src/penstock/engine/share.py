@@ -52,7 +52,8 @@ class Share:
         """Whether everything is this owner's."""
         self.departing = bool(self.leaving.any())
         """Whether some are leaving."""
-        self._offered = None if self.whole and not self.departing else self.mine & ~self.leaving
+        # What is others' is passed over when it comes, so that only what leaves has to be told from the rest.
+        self._offered = self.mine & ~self.leaving if self.departing else None
 
     @property
     def has_holes(self) -> bool:

@@ -25,6 +25,7 @@ from penstock.offsets import Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Any
 
     from penstock.engine.aside import Waiting
     from penstock.engine.held import Held
@@ -63,7 +64,7 @@ class Work:
         self.share = share
         self.pages = Pages(lane, share.keyless)
         self.aside = Aside(rows)
-        self.lanes: Lanes | Unordered = Lanes(self.pages, self.aside.first, slotted=share.slotted)
+        self.lanes: Lanes | Unordered = Lanes(self.pages, self.aside, slotted=share.slotted)
         if share.berth:
             self.lanes = Unordered(self.pages)
         self.deadlines = Deadlines()
@@ -71,6 +72,8 @@ class Work:
         self.halts: dict[int, Halted] = {}
         """Events of which every attempt failed, where the policy is to stop at them."""
         self._hand = 0
+        self._whole: dict[int, list[Some]] = {}
+        """What hands were given that still hold all of it."""
         self._beginnings = Beginnings()
         self._precounted: set[int] = set()
         """Events of which the attempt that is being made is counted already."""
@@ -104,9 +107,10 @@ class Work:
     def take(self, chunk: Chunk) -> None:
         """Take events that were read; what is others' or settled is passed over, what is behind a parked one parked."""
         some = self.pages.add(chunk)
+        known = chunk.span.start < self.progress.known_until
         if not self.share.whole:
             some = self._pass_foreign(some)
-        if self.progress.bitmap.count or chunk.span.start < self.progress.next_offset:
+        if known:
             self._pass_settled(some)
         if self.aside.first:
             self.set_aside(self.lanes.behind_parked(some))
@@ -114,12 +118,17 @@ class Work:
             self._end_worn_out(chunk.span)
 
     def _pass_foreign(self, some: Some) -> Some:
-        """Pass over what is of others' slots; returns the rest."""
-        page, rows = some.page, some.indexes
-        mine = self.share.mine[page.slots[rows]]
-        if not mine.all():
-            self._give_up(Some(page, rows[~mine]))
-        return Some(page, rows[mine])
+        """Pass over what is of others' slots; returns what is left, or all if that is known by its parts."""
+        page, mine = some.page, self.share.mine
+        foreign = page.foreign(mine)
+        if foreign is not None:
+            self._give_up(foreign)
+            return some
+        rows = some.indexes
+        own = mine[page.slots[rows]]
+        if not own.all():
+            self._give_up(Some(page, rows[~own]))
+        return Some(page, rows[own])
 
     def _give_up(self, some: Some) -> None:
         """Let events in memory that nobody holds be others'."""
@@ -133,6 +142,7 @@ class Work:
 
     def _pass_settled(self, some: Some) -> None:
         page, rows = some.page, some.indexes
+        rows = rows[page.state[rows] != GONE]
         if not len(rows):
             return
         begin, end = page.start + int(rows[0]), page.start + int(rows[-1]) + 1
@@ -185,6 +195,12 @@ class Work:
         )  # fmt: skip
         return Choice(rows, somes)
 
+    def has_for(self, slots: Slots | None) -> bool:
+        """Whether there is anything that could be handed over of these slots, now or when others are done."""
+        if len(self.aside) or self.pages.delayed:
+            return True
+        return any(page.ready and page.has_ready(slots) for page in self.pages)
+
     def hand_over(self, choice: Choice, *, singly: bool, consumer: int = 0) -> Deliver | None:
         """Let what was chosen be held, by one hand of a consumer or by one each."""
         rows, somes = choice
@@ -208,20 +224,22 @@ class Work:
             hand += singly
         for some in somes:
             page = some.page
-            page.hand[some.rows] = np.arange(hand, hand + some.size) if singly else hand
+            page.give(some, hand, singly=singly)
             hand += some.size if singly else 0
             self.pages.move(some, HELD)
             pieces += [
-                Piece(part.chunk.source, part.offsets, part.rows, part.chunk.span.start)
-                for part in page.parts(some.rows)
+                Piece(stretch.chunk.source, stretch.offsets, stretch.rows, stretch.chunk.span.start)
+                for stretch in page.in_chunks(some)
             ]
             if self.progress.attempts:
                 self._note_attempts(some, range(first, first + count), attempts)
         hands = range(first, hand if singly else first + 1)
         self._hand += len(hands)
+        if not (singly or rows):
+            self._whole[first] = somes
         if self.policy.timeout_seconds is not None:
             self.deadlines.expect(hands, 1 if singly else count)
-        return Deliver(first, tuple(pieces), attempts, replays)
+        return Deliver(first, count, tuple(pieces), attempts, replays)
 
     def _note_attempts(self, some: Some, hands: range, attempts: dict[int, int]) -> None:
         made = self.progress.attempts
@@ -248,13 +266,21 @@ class Work:
 
     # --- acks ---------------------------------------------------------------------------------
 
+    def settle_all_of(self, hand: int) -> bool:
+        """Settle all that a hand was given, if it is known to hold all of it."""
+        whole = self._whole.pop(hand, None)
+        for some in whole or ():
+            self._settle(some, Outcome.ACKED)
+        return whole is not None
+
     def ack(self, offsets: Offsets, outcome: Outcome = Outcome.ACKED) -> None:
         """Settle what was handed over in this life, whoever has it now; everything else is left as it is."""
+        self._whole.clear()  # whose these are is not known
         if len(offsets) == 1:
             self._ack_one(offsets.start if isinstance(offsets, Range) else int(offsets[0]), outcome)
             return
         for some in self.pages.find(offsets):
-            page, rows = some
+            page, rows = some.page, some.rows
             if page.held == page.size == some.size:
                 valid = some  # the usual case: all of it was handed over, and all of it is done
             else:
@@ -286,8 +312,9 @@ class Work:
 
     def nack(self, told: Nack) -> None:
         """Let fail what this hand holds; what it holds no more is left as it is."""
+        self._whole.pop(told.hand, None)
         for some in self.pages.find(told.offsets):
-            page, rows = some
+            page, rows = some.page, some.rows
             mine = (page.state[rows] == HELD) & (page.hand[rows] == told.hand)
             self._fail(Some(page, some.indexes[mine]), told)
         for waiting in self.aside.had(told.offsets):
@@ -296,6 +323,7 @@ class Work:
 
     def time_out(self, hand: int) -> None:
         """Let fail what a hand holds: its time is over."""
+        self._whole.pop(hand, None)
         failure = Failure(TIMED_OUT, f"its handler took longer than {self.policy.timeout_seconds} s")
         for some in self.pages.held_by(hand):
             self._fail(some, Nack(hand, some.offsets, failure))
@@ -392,6 +420,7 @@ class Work:
 
     def give_back(self, hand: int, offsets: Offsets) -> None:
         """Take back what this hand has not begun."""
+        self._whole.pop(hand, None)
         for some in self.pages.find(offsets):
             page = some.page
             mine = (page.state[some.rows] == HELD) & (page.hand[some.rows] == hand)
@@ -402,6 +431,7 @@ class Work:
 
     def give_all_back(self, consumer: int | None = None) -> None:
         """Take back whatever is handed over, to one consumer or to all."""
+        self._whole.clear()
         for some in self.pages.all_held():
             page, rows = some.page, some.indexes
             mine = some if consumer is None else Some(page, rows[page.hand[rows] >> HAND_BITS == consumer])
@@ -501,7 +531,11 @@ class Work:
         self._touch(page, some.rows)
         if self._precounted:
             self._precounted.difference_update((some.indexes + page.start).tolist())
-        self.progress.settle(outcome, some.offsets)
+        offsets = some.offsets
+        if some.part is None or isinstance(offsets, Range) or outcome is not Outcome.ACKED:
+            self.progress.settle(outcome, offsets)
+        else:
+            self.progress.settle_part(page.start, page.stop, offsets)
         if outcome is Outcome.ACKED and not self.progress.note_latency_of_all(
             some.size, page.appended_between, self.now.wall_us
         ):
@@ -562,20 +596,21 @@ class Work:
         self.pages.sweep(self.policy.window_bytes)
 
     def _park(self, page: Page, due_at: Mapping[int, int], failure: Failure) -> None:
-        for row in self._write(page, due_at, "waiting", failure):
-            self.aside.park(row, int(page.hand[row.offset - page.start]))
+        for row, key in self._write(page, due_at, "waiting", failure):
+            self.aside.park(row, int(page.hand[row.offset - page.start]), key)
         self._settle(Some(page, np.fromiter(due_at, np.int64, len(due_at))), Outcome.PARKED)
 
-    def _write(self, page: Page, due_at: Mapping[int, int], state: str, failure: Failure) -> list[Row]:
-        """Write events in memory as rows aside."""
+    def _write(self, page: Page, due_at: Mapping[int, int], state: str, failure: Failure) -> list[tuple[Row, Any]]:
+        """Write events in memory as rows aside; returns these, and the key of each."""
         sources = self.pages.source_of(Some(page, np.fromiter(due_at, np.int64, len(due_at))))
         written = []
         for index, due in due_at.items():
             offset = page.start + index
-            slot = int(page.slots[index]) if self.share.slotted else self.share.berth
+            key, slot = page.about(index)
+            slot = slot if self.share.slotted else self.share.berth
             row = Row(offset, self.lanes.of_one(page, index), due, self.progress.attempts.get(offset, 0), 0, slot)
             self.progress.park(Park(row, state, *sources[index], failure))
-            written.append(row)
+            written.append((row, key))
         return written
 
     # --- marks of suspects --------------------------------------------------------------------

@@ -49,9 +49,10 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 3600.0
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 5.0
-PACE_SECONDS: Final = 0.005
+PACE_SECONDS: Final = 0.02
 """After a commit settlements gather for twice the time that it took, and no longer than this: commits that follow each
-other without a pause would take the processor from the consumers. Nobody waits for one but a `flush`."""
+other without a pause would take the processor from the consumers, and the disk from their own commits. Nobody waits
+for one but a `flush`, or a shard that can hand over nothing more before it is written; these do not wait."""
 PURGE_ROWS: Final = 500
 """When so many parked rows are done, they are removed."""
 

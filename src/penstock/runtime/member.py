@@ -222,7 +222,7 @@ class Member(Waiter):
         count = len(seats)
         for at in range(count):
             seat = seats[(self._turn + at) % count]
-            if seat.engine is None:
+            if seat.engine is None or not seat.engine.has_for(ask.slots):
                 continue
             handed = seat.tell(ask)
             if handed is not None:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from penstock.engine.messages import (
+    Ack,
     Ask,
     ConsumerLeft,
     Declare,
     Deliver,
+    Done,
     Fetch,
     Fetched,
     FetchFailed,
@@ -52,6 +54,7 @@ from penstock.runtime.subscriptions import shard_lease
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from penstock.engine.division import Division
     from penstock.engine.messages import Input
     from penstock.engine.share import Slots
     from penstock.rows import Cursor, Fence, Lease, Parked, Shard, Subscription, TopicInfo, Waiting
@@ -171,13 +174,19 @@ class Seat:
 
     @property
     def waits_for_commit(self) -> bool:
-        """Whether nothing can be handed over before something is written."""
-        return self.engine is not None and (self.engine.suspecting or self.engine.starving)
+        """Whether nothing can be handed over before something is written, or not for long."""
+        engine = self.engine
+        return engine is not None and (engine.suspecting or engine.starving or engine.overfull)
 
     @property
     def parted(self) -> bool:
         """Whether its events go to several owners, by their slots."""
         return False
+
+    @property
+    def division(self) -> Division | None:
+        """Which of its events are for which consumer of this process, and which for none, if that matters."""
+        return None
 
     @property
     def cursor_shard(self) -> Shard:
@@ -344,7 +353,7 @@ class Seat:
             match output:
                 case Deliver():
                     handed = output
-                    self.member.tally.delivered += sum(len(piece.offsets) for piece in output.pieces)
+                    self.member.tally.delivered += output.events
                 case Read():
                     self._spawn(self._read(engine, output))
                 case Fetch():
@@ -359,8 +368,10 @@ class Seat:
         self._dispatcher.monitor.changed(self)
         if engine.progress.dirty:
             self._dispatcher.committer.mark(self)
-        if not isinstance(told, Ask | Want):
-            self.member.wake()  # whoever asks looks at the answer himself
+        # Whoever asks looks at the answer himself; and an ack is news only for those who wait for one.
+        if not isinstance(told, Ask | Want) and (engine.unanswered or not isinstance(told, Ack | Done)):
+            engine.unanswered = False
+            self.member.wake()
         return handed
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -374,7 +385,7 @@ class Seat:
             log = self._host.store.log
             items = await self._host.call(
                 read_items, log, self.partition, asked.start, asked.events_max, asked.bytes_max,
-                slotted=self.parted, laned=engine.parked > 0,
+                slotted=self.parted, laned=engine.parked > 0, division=self.division, wanted=engine.wanted,
             )  # fmt: skip
             told = ReadDone(asked.start, items)
             self._well("read")

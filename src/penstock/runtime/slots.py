@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.engine.division import Division
 from penstock.engine.messages import Leaving, Left
 from penstock.engine.share import SLOTS, slots_of
 from penstock.runtime.member import Departing
@@ -77,7 +78,7 @@ class SlotSeat(Seat):
     @property
     def fences(self) -> tuple[Fence, ...]:
         """What its writes carry: the leases of all of its slots."""
-        return tuple(lease.fence for lease in self.holding.leases.values())
+        return self.holding.fences
 
     @property
     def shares_cursor(self) -> bool:
@@ -94,6 +95,11 @@ class SlotSeat(Seat):
         """Whether its events go to several owners: other processes, or consumers of this one."""
         return len(self.holding.leases) < SLOTS or self.holding.team.divided
 
+    @property
+    def division(self) -> Division | None:
+        """Which of its events are for which consumer of this process, and which for none."""
+        return self.holding.team.division or self.holding.division
+
     async def _acquire(self) -> Lease | None:
         return self.holding.lease
 
@@ -108,6 +114,7 @@ class Holding:
     def __init__(self, dispatcher: Dispatcher, team: Team, leases: Mapping[int, Lease]) -> None:
         self.team = team
         self.leases = dict(leases)
+        self.fences = tuple(lease.fence for lease in leases.values())
         self.leaving: dict[int, float] = {}
         """Slots that are to go to another owner, and since when."""
         self.clean = all(lease.clean for lease in leases.values())
@@ -115,12 +122,23 @@ class Holding:
         self.departure: asyncio.Task[None] | None = None
         self.resting = False
         """Nothing is handed over for the moment."""
+        self._division: Division | None = None
 
     @property
     def lease(self) -> Lease | None:
         """Its first lease, for all of them; what one of them left in flight is in the shares of all."""
         first = next(iter(self.leases.values()), None)
         return None if first is None else first._replace(clean=self.clean)
+
+    @property
+    def division(self) -> Division | None:
+        """Which events are of its slots, if not all are."""
+        if len(self.leases) == SLOTS:
+            return None
+        mine = slots_of(self.leases)
+        if self._division is None or not np.array_equal(self._division.own, mine):
+            self._division = Division([mine])
+        return self._division
 
     @property
     def staying(self) -> list[int]:
@@ -141,7 +159,9 @@ class Holding:
             seat.tell(Left(slots_of(gone)))
         for slot in gone:
             self.leaving.pop(slot, None)
-        return [self.leases.pop(slot) for slot in gone]
+        left = [self.leases.pop(slot) for slot in gone]
+        self.fences = tuple(lease.fence for lease in self.leases.values())
+        return left
 
     def busy(self, slots: Iterable[int]) -> set[int]:
         """Return which of these slots cannot leave: something of them is handed over, or not written."""

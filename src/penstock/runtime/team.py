@@ -20,6 +20,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.engine.division import Division
 from penstock.engine.messages import Ask, Leaving
 from penstock.engine.share import SLOTS, slots_of
 from penstock.errors import PenstockError, StaleDelivery, StoreClosed
@@ -67,7 +68,9 @@ class Team(Crew):
         self._whose: dict[int, int] = {}
         """Which consumer has each slot …"""
         self._of_place: dict[int, Slots] = {}
-        """… and which slots each consumer has."""
+        """… and which slots each consumer has, if it has any."""
+        self.division: Division | None = None
+        """The same for whoever reads, if there are several consumers."""
         self._going: set[int] = set()
         """The epochs of leases that are being given back."""
         self._join_at = 0.0
@@ -101,7 +104,7 @@ class Team(Crew):
     def take_for(self, place: Place, events_max: int, bytes_max: int, *, singly: bool) -> tuple[Seat, Deliver] | None:
         """Return the next events of the slots of the consumer that asks."""
         slots = self._of_place.get(place.number)
-        if slots is None or not slots.any():
+        if slots is None:
             return None
         ask = Ask(events_max, bytes_max, singly, place.number, slots if self.divided else None)
         return self._take(ask, [seat for holding in self.holdings if not holding.resting for seat in holding.seats])
@@ -266,11 +269,14 @@ class Team(Crew):
         """Give the slots to the consumers."""
         slots = [slot for holding in self.holdings for slot in holding.staying]
         self._whose = spread(slots, list(self.places), self._whose)
-        self._of_place = {
-            place: slots_of(slot for slot, number in self._whose.items() if number == place) for place in self.places
-        }
+        slots_of_place = {place: self._slots_of(place) for place in self.places}
+        self._of_place = {place: mask for place, mask in slots_of_place.items() if mask.any()}
+        self.division = Division(list(self._of_place.values())) if self.divided else None
         self.spread()
         self.wake()
+
+    def _slots_of(self, place: int) -> Slots:
+        return slots_of(slot for slot, number in self._whose.items() if number == place)
 
     # --- slots that leave ---------------------------------------------------------------------
 

@@ -178,9 +178,8 @@ class Step:
     # --- refusing ------------------------------------------------------------------------------
 
     def _refusal(self, commit: Commit) -> StoreError | None:
-        for fence in commit.fences:
-            if not self._is_current(fence):
-                return Fenced(f"epoch {fence.epoch} of lease {fence.lease!r} is stale: nothing was written")
+        if (stale := self._stale(commit.fences)) is not None:
+            return Fenced(f"epoch {stale.epoch} of lease {stale.lease!r} is stale: nothing was written")
         for cursor in commit.cursors:
             if (refusal := self._cursor_refusal(cursor, recorded=bool(commit.settlement))) is not None:
                 return refusal
@@ -230,16 +229,19 @@ class Step:
             cursor = Cursor(shard=shard, next_offset=0) if row is None else cursor_of(CURSORS.checked(row))
         return cursor
 
-    def _is_current(self, fence: Fence) -> bool:
+    def _stale(self, fences: Sequence[Fence]) -> Fence | None:
+        """Return the first of these that is not current, if there is one."""
         if self._current is None:
             self._current = self._known_fences.seen(self._connection)
-        if fence not in self._current:
+        if self._current.issuperset(fences):  # as a rule, at once: a process may have 64 of them
+            return None
+        for fence in fences:
             try:
                 check_fence(self._connection, fence)
             except Fenced:
-                return False
+                return fence
             self._current.add(fence)
-        return True
+        return None
 
     def _shard_refusal(self, shard: Shard) -> StoreError | None:
         log_id, name, _, partition = shard

@@ -100,7 +100,7 @@ def parked_event_overtaken() -> AbstractContextManager[None]:
     right = original(Lanes, "__init__")
 
     def init(self: Lanes, pages: Any, _aside: Any, **options: Any) -> None:
-        right(self, pages, {}, **options)
+        right(self, pages, Aside(()), **options)
 
     return changed(Lanes, __init__=init)
 

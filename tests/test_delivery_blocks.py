@@ -1,0 +1,98 @@
+"""What a read brings: events of keys that are looked for come by themselves, and what is left stays whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from penstock.batch import Batch, Place
+from penstock.columns import SLOTS, slot_of_key
+from penstock.engine.division import Division
+from penstock.engine.messages import About, Chunk, Wanted
+from penstock.engine.share import slots_of
+from penstock.rows import Partition
+from penstock.runtime.blocks import SPLITS_MAX, lanes_of, read_items
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+PARTITION = Partition("log", 3)
+
+
+class Log:
+    """A log of these keys, in blocks of this size."""
+
+    def __init__(self, keys: Sequence[str | None], block: int) -> None:
+        payloads = [b"%d" % number for number in range(len(keys))]
+        place = Place("t", PARTITION.number, 1, "s", "c")
+        self.batches = [
+            Batch.build(payloads[start : start + block], key=keys[start : start + block]).at(start, place, ())
+            for start in range(0, len(keys), block)
+        ]
+
+    def read(self, _partition: Partition, _start: int, **_limits: Any) -> Iterator[Batch]:
+        yield from self.batches
+
+
+def wanted_of(*keys: bytes) -> Wanted:
+    lanes = [int(lanes_of([Batch.build([b""], key=[key])], 0)[0]) for key in keys]
+    return Wanted(np.array(lanes, np.int64), keys)
+
+
+def read(log: Any, **options: Any) -> list[Chunk]:
+    return [item for item in read_items(log, PARTITION, 0, 1_000, 1 << 20, **options) if isinstance(item, Chunk)]
+
+
+def test_events_of_keys_that_are_looked_for_are_chunks_by_themselves() -> None:
+    keys = [f"key-{number % 30:06}" for number in range(90)]
+    log = Log(keys, 25)
+    wanted = wanted_of(b"key-000003", b"key-000029")
+    chunks = read(log, wanted=wanted, laned=True)
+    offsets = [3, 29, 33, 59, 63, 89]
+    assert [(each.span.start, each.span.stop) for each in chunks if len(each.span) == 1] == [
+        (o, o + 1) for o in offsets
+    ]
+    assert [each.span.start for each in chunks[1:]] == [each.span.stop for each in chunks[:-1]]
+    assert (chunks[0].span.start, chunks[-1].span.stop) == (0, 90)
+    for chunk in chunks:
+        assert chunk.found is not None
+        assert chunk.found.wanted is wanted
+        assert chunk.found.rows.tolist() == ([0] if len(chunk.span) == 1 else [])
+        assert set(chunk.found.lanes.tolist()) <= set(wanted.lanes.tolist())
+        [*events] = chunk.source.events(slice(0, len(chunk.span)))
+        assert [event.offset for event in events] == list(range(chunk.span.start, chunk.span.stop))
+        assert [event.data for event in events] == [b"%d" % event.offset for event in events]
+
+
+def test_many_that_are_looked_for_do_not_become_many_chunks() -> None:
+    log = Log(["same"] * (SPLITS_MAX + 1) + ["other"], 4)
+    [chunk] = read(log, wanted=wanted_of(b"same"), laned=True)
+    assert chunk.found is not None
+    assert chunk.found.rows.tolist() == list(range(SPLITS_MAX + 1))
+
+
+def test_lanes_are_found_where_their_keys_are_not_known() -> None:
+    keys = [f"k{number % 7}" for number in range(40)]
+    wanted = Wanted(wanted_of(b"k5").lanes, None)
+    [chunk] = read(Log(keys, 11), wanted=wanted, laned=True)
+    assert chunk.found is not None
+    assert chunk.found.rows.tolist() == [row for row, key in enumerate(keys) if key == "k5"]
+
+
+@pytest.mark.parametrize("block", [1, 7, 100])
+def test_whose_an_event_is_is_told_of_one_as_of_all(block: int) -> None:
+    keys = [None if number % 5 == 0 else f"customer-{number}" for number in range(60)]
+    own = slots_of(range(0, SLOTS, 3))
+    [chunk] = read(Log(keys, block), slotted=True, division=Division([own]))
+    slots = chunk.slots(PARTITION.number % SLOTS)
+    for row, key in enumerate(keys):
+        encoded = None if key is None else key.encode()
+        assert chunk.about is not None
+        assert chunk.about(row) == About(encoded, slot_of_key(encoded, PARTITION.number))
+        assert slots[row] == slot_of_key(encoded, PARTITION.number)
+    assert chunk.divided is not None
+    mine = np.asarray(chunk.divided.rows[0])
+    assert mine.tolist() == [row for row in range(60) if own[slots[row]]]
+    assert [event.data for event in chunk.source.events(mine)] == [b"%d" % row for row in mine]
