@@ -156,7 +156,7 @@ def test_a_turn_of_another_opening_in_the_same_process_is_waited_for_and_then_gi
 def test_eight_processes_publish_to_one_topic_and_nothing_is_lost_and_turns_are_fair(
     root: Path, start: Start, store: FileStore
 ) -> None:
-    until = 3_200
+    until = 6_400
     children = [
         start("publish", root=str(root), number=number, per_append=4, until=until, segment_bytes=40_000)
         for number in range(1, PROCESSES + 1)
