@@ -13,6 +13,7 @@ from penstock.engine.division import Division
 from penstock.engine.messages import About, Chunk, Wanted
 from penstock.engine.share import slots_of
 from penstock.rows import Partition
+from penstock.runtime import blocks
 from penstock.runtime.blocks import SPLITS_MAX, lanes_of, read_items
 
 if TYPE_CHECKING:
@@ -81,8 +82,14 @@ def test_lanes_are_found_where_their_keys_are_not_known() -> None:
     assert chunk.found.rows.tolist() == [row for row, key in enumerate(keys) if key == "k5"]
 
 
+def test_a_few_events_are_not_divided() -> None:
+    [chunk] = read(Log(["a", "b", "c"], 2), slotted=True, division=Division([slots_of(range(SLOTS))]))
+    assert chunk.divided is None
+
+
 @pytest.mark.parametrize("block", [1, 7, 100])
-def test_whose_an_event_is_is_told_of_one_as_of_all(block: int) -> None:
+def test_whose_an_event_is_is_told_of_one_as_of_all(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "DIVIDED_MIN", 60)
     keys = [None if number % 5 == 0 else f"customer-{number}" for number in range(60)]
     own = slots_of(range(0, SLOTS, 3))
     [chunk] = read(Log(keys, block), slotted=True, division=Division([own]))

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from penstock.rows import Parked, Partition, TopicInfo
 
 
+DIVIDED_MIN: Final = 512
+"""Of fewer events each is looked at by itself, which is faster than to divide them."""
 SPLITS_MAX: Final = 8
 """A read is not divided into more chunks than are around so many events."""
 
@@ -208,7 +210,7 @@ def _chunk(
     keyless = partition % SLOTS
     slots = _slots(batches, keyless) if slotted and keyed else None
     divided = None
-    if division is not None and slots is not None:
+    if division is not None and slots is not None and len(slots) >= DIVIDED_MIN:
         divided = division.divide(start, slots)
         _expect(batches, slots, division)
     sizes = _sizes(batches) if slotted and keyed and divided is None else None
