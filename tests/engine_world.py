@@ -81,6 +81,11 @@ class Source:
         assert wanted <= self.rows, "rows are asked for that were given up"
         return Source(self.start, wanted)
 
+    def about(self, row: int) -> About:
+        """Of a lane that nobody knows any more: what was told before it was narrowed holds."""
+        assert row in self.rows, "a row is asked for that was given up"
+        return About(None, 0)
+
 
 def states_of(page: Page) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The state of each event of a page, which stays as it is: in parts, if it is."""

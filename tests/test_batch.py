@@ -18,6 +18,7 @@ from penstock.events import Event
 from penstock.offsets import Position, Range
 from penstock.parsing import parse
 from penstock.producers import Run
+from penstock.testing.campaigns.planted.tools import changed
 
 PLACE = Place(topic="orders", partition=3, appended_at=1_700_000_000_000_000, source="/shop", content_type="text/plain")
 
@@ -493,8 +494,9 @@ def test_columns_are_all_alike_if_every_value_is_the_first(values: list[str | No
     assert cols.all_alike(texts) == (len(set(texts.to_pylist())) == 1)
 
 
-@given(st.data())
-def test_a_key_is_found_at_all_of_its_places(data: st.DataObject) -> None:
+@pytest.mark.parametrize("even_max", [0, cols.EVEN_MAX])
+@given(data=st.data())
+def test_a_key_is_found_at_all_of_its_places(even_max: int, data: st.DataObject) -> None:
     length = data.draw(st.sampled_from([1, 7, 8, 12]))
     alike = st.binary(min_size=length, max_size=length)
     few = data.draw(
@@ -504,5 +506,6 @@ def test_a_key_is_found_at_all_of_its_places(data: st.DataObject) -> None:
     keys = data.draw(st.lists(st.sampled_from(few) | missing, max_size=20))
     low = data.draw(st.integers(0, len(keys)))
     column = pa.array(keys, pa.binary()).slice(low)
-    for key in few:
-        assert cols.places_of(column, key).tolist() == [at for at, each in enumerate(keys[low:]) if each == key]
+    with changed(cols, EVEN_MAX=even_max):
+        for key in few:
+            assert cols.places_of(column, key).tolist() == [at for at, each in enumerate(keys[low:]) if each == key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from penstock.batch import Batch, Place
 from penstock.columns import SLOTS, slot_of_key
 from penstock.engine.division import Division
 from penstock.engine.messages import About, Chunk, Wanted
+from penstock.engine.pages import GONE, Page, Some
 from penstock.engine.share import slots_of
 from penstock.rows import Partition
 from penstock.runtime import blocks
@@ -103,3 +105,18 @@ def test_whose_an_event_is_is_told_of_one_as_of_all(block: int, monkeypatch: pyt
     mine = np.asarray(chunk.divided.rows[0])
     assert mine.tolist() == [row for row in range(60) if own[slots[row]]]
     assert [event.data for event in chunk.source.events(mine)] == [b"%d" % row for row in mine]
+
+
+def test_a_page_that_is_narrowed_keeps_no_block() -> None:
+    log = Log([f"key-{number}" for number in range(1_000)], 1_000)
+    [batch] = log.batches
+    alone = sys.getrefcount(batch)
+    [chunk] = read(log)
+    page = Page(chunk, 0, 0)
+    page.move(Some(page, np.arange(1, 1_000)), GONE)
+    assert sys.getrefcount(batch) > alone
+    page.narrow()
+    assert sys.getrefcount(batch) == alone, "what is gone is in memory still"
+    assert page.about(0) == About(b"key-0", slot_of_key(b"key-0", PARTITION.number))
+    [event] = chunk.source.events(slice(0, 1))
+    assert event.data == b"0"

@@ -119,6 +119,12 @@ class Chunk:
         self.about = about
         """Tells of one event what it would take long to find out of all."""
 
+    def narrow(self, rows: NDArray[np.int64] | None) -> None:
+        """Keep the payloads of these rows alone, or none; columns that nobody has looked at must not be needed."""
+        self.source = None if rows is None else self.source.narrowed(rows)
+        if self.about is not None:
+            self.about = None if self.source is None else self.source.about
+
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each event."""
         if not isinstance(self._sizes, np.ndarray):

@@ -392,9 +392,12 @@ class Page:
         self.gone_bytes = 0
         open_ = Some(self, self.in_state(READY, HELD, DELAYED))
         left = {stretch.chunk.span.start: stretch.indexes for stretch in self.in_chunks(open_)}
+        # Columns that were not looked at so far would be made of the payloads, and keep all of them.
         for chunk in self.chunks:
-            rows = left.get(chunk.span.start)
-            chunk.source = None if rows is None else chunk.source.narrowed(rows)
+            chunk.lanes(self.lane)
+            chunk.slots(self.slot)
+            chunk.sizes()
+            chunk.narrow(left.get(chunk.span.start))
 
     # --- states -------------------------------------------------------------------------------
 

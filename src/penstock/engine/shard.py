@@ -306,8 +306,8 @@ class Shard:
 
     @property
     def wanted(self) -> Wanted | None:
-        """The lanes that are parked, if they are few: whoever reads may look for their events."""
-        return self._work.aside.wanted
+        """The lanes that are parked, if there is an order and they are few: whoever reads may look for their events."""
+        return self._work.aside.wanted if self._claims is None else None
 
     def next_timer(self) -> float | None:
         """Return when it wants a `Tick`, on the monotonic clock."""
