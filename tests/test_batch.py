@@ -56,7 +56,7 @@ def resolved(listed: list[Event]) -> list[Event]:
     """What must be read back: the publisher's words, or what the place and the runs say instead."""
     half = len(listed) // 2
     counts = [count for count in (half, len(listed) - half) if count]
-    ids = [run.derived_id(index) for run in runs_of(*counts) for index in range(run.length)]
+    ids = [id_ for run in runs_of(*counts) for id_ in run.derived_ids()]
     return [
         msgspec.structs.replace(
             event,

@@ -28,5 +28,5 @@ def test_no_two_producers_are_alike() -> None:
 
 def test_an_id_is_derived_from_producer_and_sequence() -> None:
     run = Run(bytes(16), 0, 7, 3, 0)
-    assert run.derived_id(2) == f"{'0' * 32}-9"
+    assert run.derived_ids() == [f"{'0' * 32}-{sequence}" for sequence in (7, 8, 9)]
     assert run.end_sequence == 10

@@ -45,9 +45,10 @@ class Run(NamedTuple):
         """The sequence after its last."""
         return self.first_sequence + self.length
 
-    def derived_id(self, index: int) -> str:
-        """Return the id of the run's event number `index` if its publisher gave none."""
-        return f"{self.producer.hex()}-{self.first_sequence + index}"
+    def derived_ids(self) -> list[str]:
+        """Return the ids of the run's events, for those whose publisher gave none."""
+        producer = self.producer.hex()
+        return [f"{producer}-{sequence}" for sequence in range(self.first_sequence, self.end_sequence)]
 
 
 def process_producer(now_us: int) -> bytes:

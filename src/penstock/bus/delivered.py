@@ -154,11 +154,7 @@ class Delivery(_Hand, Generic[T]):
     @property
     def identity(self) -> tuple[str, str, str]:
         """Whose event it is, as `topic/subscription`, its source and its id: the same whenever and however it comes."""
-        return (self._scope, *self.event.identity)
-
-    @property
-    def _scope(self) -> str:
-        return self._seat.scope
+        return (self._seat.scope, *self.event.identity)
 
     def once(self, connection: Any, *, scope: str | None = None) -> Once:
         """Mark it as handled in a transaction of yours: `with delivery.once(connection) as first: …`, or `async with`.

@@ -50,8 +50,9 @@ class TrialDelivery(Delivery[T]):
         return self._subscriber.name
 
     @property
-    def _scope(self) -> str:
-        return f"{self._topic.name}/{self._subscriber.name}"
+    def identity(self) -> tuple[str, str, str]:
+        """What it would have if it were delivered."""
+        return (f"{self._topic.name}/{self._subscriber.name}", *self.event.identity)
 
     @property
     def stale(self) -> bool:

@@ -103,7 +103,9 @@ class Dedupe:
         self._marks = self._memory.marks
         self._running: dict[bytes, asyncio.Event | None] = {}
         self._file = None if path is None else _File(Path(path), self._memory, self._clock)
+        self._fresh = None if self._file is None else self._file.fresh
         self._opened = self._file is None
+        """Whether it may be used: it is open, and not closed."""
         self._closed = False
         if self._file is not None:
             # What was marked is written, whether or not somebody thinks of closing.
@@ -115,14 +117,14 @@ class Dedupe:
 
     async def __call__(self, delivery: Delivery[Any], proceed: Proceed, /) -> None:
         """See `Middleware`."""
-        if self._closed or not self._opened:
+        if not self._opened:
             await self._open()
         # No secret is needed: whoever could make two identities alike could as well publish under the same one.
         mark = xxh3_128_digest("\0".join(delivery.identity).encode())
-        running = self._running
+        running, marks = self._running, self._marks
         while mark in running:
             await self._ended(mark)
-        if mark in self._marks and self._memory.knows(mark, self._clock.time_us()):
+        if mark in marks and self._memory.knows(mark, self._clock.time_us()):
             self.duplicates += 1
             if logger.isEnabledFor(logging.DEBUG):
                 logger.debug("%s at %s was handled before", delivery.subscription, delivery.position)
@@ -130,11 +132,11 @@ class Dedupe:
         running[mark] = None
         try:
             await proceed()
-            self._marks.add(mark)
-            if self._file is None:
-                self._memory.note((mark,), self._clock.time_us())
+            marks.add(mark)
+            if self._fresh is not None:
+                self._fresh.append(mark)
             else:
-                self._file.fresh.append(mark)
+                self._memory.note((mark,), self._clock.time_us())
         finally:
             ended = running.pop(mark)
             if ended is not None:
@@ -152,20 +154,20 @@ class Dedupe:
         if not self._closed:
             assert self._file is not None
             await asyncio.to_thread(self._file.open)
-            self._opened = True
+            self._opened = not self._closed
         if self._closed:
             raise UsageError(f"{self!r} is closed: make another one")
 
     async def flush(self) -> None:
         """Return when what was marked before is in the file, and what others had marked before is known here."""
-        if self._closed or not self._opened:
+        if not self._opened:
             await self._open()
         if self._file is not None:
             await asyncio.to_thread(self._file.turned)
 
     def close(self) -> None:
         """Write what was marked, and close the file; may be repeated."""
-        self._closed = True
+        self._closed, self._opened = True, False
         if self._file is not None:
             self._close_file()
 
