@@ -30,6 +30,7 @@ from penstock.errors import (
 )
 from penstock.rows import TopicInfo
 from penstock.stores.file.platform import Platform, connect_sqlite
+from penstock.stores.file.state.leases import SELECT_LEASE
 from penstock.stores.file.state.rebuild import Salvage, examine, rebuild
 from penstock.stores.file.state.schema import BULK, CONTROL, SEALED_TABLES, STATEMENTS, create_databases
 from penstock.testing.conformance.builders import (
@@ -139,7 +140,7 @@ def test_a_sync_that_fails_and_cannot_be_mended_stops_writing_and_not_reading(fa
 
 
 def test_a_transaction_that_the_disk_ended_fails_as_a_whole(faulty: StateStore) -> None:
-    FaultyConnection.planted = [("SAVEPOINT call", sqlite3.SQLITE_FULL)]
+    FaultyConnection.planted = [(SELECT_LEASE, sqlite3.SQLITE_FULL)]
     with pytest.raises(StoreFull):
         faulty.leases.acquire("lease", "a", 10)
     assert acquired(faulty)

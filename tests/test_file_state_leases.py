@@ -9,7 +9,9 @@ from tests.file_state import STORE_ID, StateStore, damage, state_stores
 
 from penstock.clock import VirtualClock
 from penstock.errors import Fenced, LeaseLost, StateMissing, UsageError
+from penstock.rows import Commit
 from penstock.stores.file.platform import Platform, connect_sqlite
+from penstock.stores.file.state.leases import TOGETHER
 from penstock.stores.file.state.rebuild import Salvage, examine, rebuild
 from penstock.stores.file.state.schema import CONTROL
 from penstock.testing.conformance.builders import a_cursor, a_shard, acquired, commit, subscribe
@@ -195,3 +197,39 @@ def test_a_row_that_vanishes_between_two_that_are_new_is_missed(store: StateStor
     }
     with pytest.raises(StateMissing, match=table):
         calls[table]()
+
+
+def test_many_leases_are_taken_checked_and_released_at_once(opening: Callable[..., StateStore]) -> None:
+    one, two = opening(member=1), opening(member=2)
+    topic = a_topic(one)
+    subscribe(one, topic)
+    above, others = acquired(one, "process/1", "p"), acquired(two, "process/2", "q")
+    names = [f"slot/{number:03}" for number in range(2 * TOGETHER + 2)]
+    taken = two.leases.acquire_some(names[:3], "b", 3, under=others)
+    assert [lease.name for lease in taken] == names[:3]
+    leases = one.leases.acquire_some(names, "a", len(names), under=above)
+    assert [lease.name for lease in leases] == names[3:], "what others have is not free"
+    fences = tuple(lease.fence for lease in leases)
+    step = Commit(cursors=(a_cursor(a_shard(topic), 0),), fences=fences)
+    assert one.cursors.commit([step]) == [None]
+    for stale in (fences[0]._replace(epoch=fences[0].epoch - 1), fences[-1]._replace(lease="never taken")):
+        [answer] = two.cursors.commit([Commit(cursors=step.cursors, fences=(*fences, stale))])
+        assert isinstance(answer, Fenced)
+        assert repr(stale.lease) in str(answer)
+    gone = [*leases[::2], taken[0]]
+    assert one.leases.release_some([*gone, *gone]) == gone, "each once"
+    assert [lease.name for lease in two.leases.held("slot/")] == [taken[1].name, taken[2].name] + [
+        lease.name for lease in leases[1::2]
+    ]
+
+
+def test_a_lease_whose_epoch_is_damaged_holds_nothing_up_in_silence(
+    opening: Callable[..., StateStore], directory: Path
+) -> None:
+    store = opening()
+    topic = a_topic(store)
+    subscribe(store, topic)
+    fences = tuple(acquired(store, name).fence for name in ("one", "two"))
+    damage(directory, CONTROL, "UPDATE leases SET epoch = epoch + 7 WHERE name = 'two'")
+    with pytest.raises(StateMissing, match="two"):
+        store.cursors.commit([Commit(cursors=(a_cursor(a_shard(topic), 0),), fences=fences)])

@@ -22,11 +22,11 @@ from penstock.errors import (
 )
 from penstock.rows import Cursor, Shard
 from penstock.settling import settle
-from penstock.stores.file.state.leases import check_fence
+from penstock.stores.file.state.leases import are_current, check_fence
 from penstock.stores.file.state.parked import ParkedKey, parked_values
 from penstock.stores.file.state.payloads import Place
 from penstock.stores.file.state.schema import CURSORS, LEASES, PARKED, SETTLEMENTS, SUBSCRIPTIONS
-from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, Tally, raise_revision, read_tally, write_tally
+from penstock.stores.file.state.tallies import OTHER_ROWS_MAX, Tally, raise_revision, read_tallies, write_tally
 from penstock.stores.file.state.witnesses import (
     NO_CURSOR,
     REPLACE_CURSOR,
@@ -54,6 +54,8 @@ WHERE log_id = ? AND subscription = ? AND partition = ? AND offset = ?
 """
 REPLACE_PARKED = "REPLACE INTO parked VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_SETTLEMENTS = "INSERT INTO settlements VALUES (?, ?, ?, ?)"
+
+TALLIES = (CURSORS, PARKED, SETTLEMENTS, LEASES)
 
 SETTLEMENTS_PER_ROW = 1_000
 SETTLEMENT_BYTES_PER_ROW = 256 << 10
@@ -97,9 +99,8 @@ class KnownFences:
         self._revision = -1
         self._current: set[Fence] = set()
 
-    def seen(self, connection: sqlite3.Connection) -> set[Fence]:
-        """Return those that are known to be current now; whoever finds another one adds it."""
-        revision = read_tally(connection, LEASES).last
+    def seen(self, revision: int) -> set[Fence]:
+        """Return those that are known to be current with the leases of now; whoever finds another one adds it."""
         if revision != self._revision:
             self._revision, self._current = revision, set()
         return self._current
@@ -120,8 +121,6 @@ class Step:
         self._known = known
         self._bounds = bounds
         self._limits = limits
-        self._known_fences = fences
-        self._current: set[Fence] | None = None
         self._subscriptions: dict[tuple[str, str], Row | None] = {}
         # Where the log ends for a subscription and partition that are there.
         self._ends: dict[tuple[str, str, int], int] = {}
@@ -134,9 +133,8 @@ class Step:
         self._cursors_added = 0
         self._parked_added = 0
         self._generation_raised = False
-        self._cursor_rows = read_tally(connection, CURSORS)
-        self._parked_rows = read_tally(connection, PARKED)
-        self._settlements = read_tally(connection, SETTLEMENTS)
+        self._cursor_rows, self._parked_rows, self._settlements, leases = read_tallies(connection, TALLIES)
+        self._current = fences.seen(leases.last)
 
     def run(
         self, commits: Sequence[Commit], references: Sequence[Sequence[tuple[int, bytes]]], now: int
@@ -225,15 +223,23 @@ class Step:
         """Return the cursor of a shard; one that has none is at the beginning."""
         cursor = self._cursors.get(shard)
         if cursor is None:
-            row = self._connection.execute(SELECT_CURSOR, shard).fetchone()
-            cursor = Cursor(shard=shard, next_offset=0) if row is None else cursor_of(CURSORS.checked(row))
+            values = self._read_cursor(shard)
+            cursor = Cursor(shard=shard, next_offset=0) if values is None else cursor_of(values)
         return cursor
+
+    def _read_cursor(self, shard: Shard) -> Row | None:
+        """Return the checked row of a cursor, and know from now on where it is."""
+        row = self._connection.execute(SELECT_CURSOR, shard).fetchone()
+        values = None if row is None else CURSORS.checked(row)
+        self._known[shard] = NO_CURSOR if values is None else position_of(values[5], values[4])
+        return values
 
     def _stale(self, fences: Sequence[Fence]) -> Fence | None:
         """Return the first of these that is not current, if there is one."""
-        if self._current is None:
-            self._current = self._known_fences.seen(self._connection)
         if self._current.issuperset(fences):  # as a rule, at once: a process may have 64 of them
+            return None
+        if are_current(self._connection, fences):
+            self._current.update(fences)
             return None
         for fence in fences:
             try:
@@ -316,9 +322,7 @@ class Step:
         if shard in self._positions:
             return self._positions[shard]
         if shard not in self._known:
-            row = self._connection.execute(SELECT_CURSOR, shard).fetchone()
-            values = None if row is None else CURSORS.checked(row)
-            self._known[shard] = NO_CURSOR if values is None else position_of(values[5], values[4])
+            self._read_cursor(shard)
         return self._known[shard]
 
     def _load_positions(self, commits: Sequence[Commit]) -> None:

@@ -6,9 +6,10 @@ queued meanwhile, commits once for all of them, gives the gate back, and hands t
 too late. So a single writer pays for no hand-over between threads, and many writers share one sync. After about
 `GROUP_SECONDS` of work a transaction takes no further call.
 
-Each call runs in a savepoint: one that is refused leaves nothing behind, and the others go on. If the transaction as a
-whole cannot be written, every call of it gets the error, and nothing of them is there: also not after a crash, because
-what a failed sync may have left in the WAL is overwritten before anybody is answered, or writing stops.
+Each call but the first runs in a savepoint: one that is refused leaves nothing behind, and the others go on. If the
+transaction as a whole cannot be written, every call of it gets the error, and nothing of them is there: also not after
+a crash, because what a failed sync may have left in the WAL is overwritten before anybody is answered, or writing
+stops.
 
 **Reading** never uses the writing connection, never waits for a writer, and sees everything that was committed by
 whichever process before it began. Whoever reads fetches what it needs and lets go, so that no reader keeps the WAL
@@ -232,23 +233,31 @@ class Database:
                     return
                 call = self._queue.popleft()
             begun.append(call)
-            self._run_call(connection, call)
+            self._run_call(connection, call, first=len(begun) == 1)
             if self._clock.monotonic() >= end:
                 return
 
-    def _run_call(self, connection: sqlite3.Connection, call: _Call[Any]) -> None:
-        connection.execute(BEGIN_CALL)
+    def _run_call(self, connection: sqlite3.Connection, call: _Call[Any], *, first: bool) -> None:
+        # The first one needs no savepoint: there is nothing before it that would have to stay.
+        if not first:
+            connection.execute(BEGIN_CALL)
         try:
             call.answer = call.work(connection)
         except sqlite3.Error as error:
             if not connection.in_transaction or _primary(error) in _FATAL:
                 raise
             call.error = self._explained(error)
-            connection.execute(UNDO_CALL)
         except Exception as error:  # noqa: BLE001 - it is the caller's, and raised there
             call.error = error
+        if call.error is None:
+            if not first:
+                connection.execute(END_CALL)
+        elif first:
+            connection.execute(ROLLBACK)
+            connection.execute(BEGIN_WRITING)
+        else:
             connection.execute(UNDO_CALL)
-        connection.execute(END_CALL)
+            connection.execute(END_CALL)
 
     def _commit(self, connection: sqlite3.Connection) -> None:
         try:

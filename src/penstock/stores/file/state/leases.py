@@ -14,7 +14,7 @@ renewed, and the one above need not know what is under it.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from penstock.errors import Fenced, LeaseLost, UsageError
 from penstock.rows import Fence, Lease
@@ -30,7 +30,7 @@ from penstock.stores.file.state.tallies import (
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.stores.file.platform import Platform
     from penstock.stores.file.state.database import Databases
@@ -41,10 +41,23 @@ SELECT_LEASES = """
 SELECT name, owner, epoch, expires_at, boot_id, member, clean, crc FROM leases
 WHERE name >= ? AND name < ? ORDER BY name
 """
+SELECT_THESE = """
+SELECT name, owner, epoch, expires_at, boot_id, member, clean, crc FROM leases WHERE name IN ({})
+"""
+COUNT_CURRENT = """
+WITH asked (name, epoch) AS (VALUES {})
+SELECT count(*) FROM asked CROSS JOIN leases ON leases.name = asked.name WHERE leases.epoch = asked.epoch
+"""
 REPLACE_LEASE = "REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+TOGETHER: Final = 64
+"""So many rows are asked for at once: of what a row costs, most is the statement."""
 
 NOBODY = ""
 """The owner of a lease that was released."""
+
+
+T = TypeVar("T")
 
 
 class LeaseRow(NamedTuple):
@@ -87,11 +100,38 @@ def read_lease(connection: sqlite3.Connection, name: str) -> LeaseRow | None:
     return None if row is None else LeaseRow(*LEASES.checked(row))
 
 
+def read_leases(connection: sqlite3.Connection, names: Iterable[str]) -> dict[str, LeaseRow]:
+    """Return the rows of those of these leases that have one."""
+    found: dict[str, LeaseRow] = {}
+    for some in _groups(list(dict.fromkeys(names))):
+        rows = connection.execute(SELECT_THESE.format(", ".join("?" * len(some))), some).fetchall()
+        found.update((row[0], LeaseRow(*LEASES.checked(row))) for row in rows)
+    return found
+
+
 def check_fence(connection: sqlite3.Connection, fence: Fence) -> None:
     """Refuse a write for a lease that has a newer epoch, or none; asked in the transaction of that write."""
     row = read_lease(connection, fence.lease)
     if row is None or row.epoch != fence.epoch:
         raise Fenced(f"epoch {fence.epoch} of lease {fence.lease!r} is stale: nothing was written")
+
+
+def are_current(connection: sqlite3.Connection, fences: Iterable[Fence]) -> bool:
+    """Say whether none of these is stale, at the price of one; if one is, `check_fence` tells which.
+
+    Their rows are compared where they are, and not checked by their sums: one that is damaged has not, of all epochs,
+    the one that is asked for.
+    """
+    for some in _groups(list(set(fences))):
+        counting = COUNT_CURRENT.format(", ".join(["(?, ?)"] * len(some)))
+        [count] = connection.execute(counting, [each for fence in some for each in fence]).fetchone()
+        if count < len(some):
+            return False
+    return True
+
+
+def _groups(some: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (some[start : start + TOGETHER] for start in range(0, len(some), TOGETHER))
 
 
 class FileLeases:
@@ -142,11 +182,13 @@ class FileLeases:
         def work(connection: sqlite3.Connection) -> list[Lease]:
             above = self._required(connection, under)
             free: dict[str, LeaseRow | None] = {}
+            lasts = read_leases(connection, names)
+            aboves = self._aboves(connection, lasts.values())
             for name in dict.fromkeys(names):
                 if len(free) >= most:
                     break
-                last = read_lease(connection, name)
-                if last is None or self._held(connection, last) is None:
+                last = lasts.get(name)
+                if last is None or self._held(connection, last, aboves) is None:
                     free[name] = last
             return [row.lease(above) for row in self._take(connection, free, owner, 0.0, above)]
 
@@ -215,8 +257,9 @@ class FileLeases:
 
         def work(connection: sqlite3.Connection) -> list[Lease]:
             released, rows = [], []
+            lasts = read_leases(connection, [lease.name for lease in leases])
             for lease in dict.fromkeys(leases):
-                row = read_lease(connection, lease.name)
+                row = lasts.get(lease.name)
                 if row is not None and row.epoch == lease.epoch and row.owner != NOBODY:
                     released.append(lease)
                     rows.append(row._replace(owner=NOBODY, expires_at=0.0, clean=int(clean)))
@@ -248,11 +291,8 @@ class FileLeases:
         def work(connection: sqlite3.Connection) -> list[Lease]:
             rows = connection.execute(SELECT_LEASES, (prefix, f"{prefix}\U0010ffff")).fetchall()
             found = [LeaseRow(*LEASES.checked(row)) for row in rows]
-            # Many are under one.
-            above = {
-                fence: self._above(connection, fence) for fence in {row.above for row in found} if fence is not None
-            }
-            return [lease for row in found if (lease := self._held(connection, row, above)) is not None]
+            aboves = self._aboves(connection, found)
+            return [lease for row in found if (lease := self._held(connection, row, aboves)) is not None]
 
         return self._control.read(work)
 
@@ -273,7 +313,15 @@ class FileLeases:
 
     def _above(self, connection: sqlite3.Connection, fence: Fence) -> LeaseRow | None:
         """Return the row of a lease that others are under, if it is held with this epoch."""
-        row = read_lease(connection, fence.lease)
+        return self._if_held(read_lease(connection, fence.lease), fence)
+
+    def _aboves(self, connection: sqlite3.Connection, rows: Iterable[LeaseRow]) -> dict[Fence, LeaseRow | None]:
+        """Return the rows that these are under, where they are held; many are under one."""
+        fences = {fence for row in rows if row.owner != NOBODY and (fence := row.above) is not None}
+        found = read_leases(connection, [fence.lease for fence in fences])
+        return {fence: self._if_held(found.get(fence.lease), fence) for fence in fences}
+
+    def _if_held(self, row: LeaseRow | None, fence: Fence) -> LeaseRow | None:
         if row is None or row.epoch != fence.epoch or not self._is_owned(row):
             return None
         return row if row.expires_at > self._clock.monotonic() else None
