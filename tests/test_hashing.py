@@ -70,3 +70,22 @@ def test_many_keys_of_few_lengths_hash_as_the_library_does(shortest: int) -> Non
         for number in range(GROUPED_MIN + 1)
     ]
     assert hashed(keys, 1) == [xxhash.xxh64_intdigest(key, 1) for key in keys]
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 9, 12, 13, 15, 16, 20, SHORT_MAX])
+@pytest.mark.parametrize("differing", [0, 1, 2, 5])
+def test_keys_that_begin_alike_hash_as_the_library_does(length: int, differing: int) -> None:
+    numbers = [0, 5, 0, 77, 4_000, 0, 0] if differing else [0] * 7
+    keys = [(b"customer-%022d" % 0)[: length - differing] + b"%05d" % number for number in numbers]
+    keys = [key[:length] if differing else (b"x" * length) for key in keys]
+    keys = [key.ljust(length, b"-") for key in keys]
+    found = xxh64_alike(np.frombuffer(b"".join(keys), np.uint8), len(keys), length, 1).tolist()
+    assert found == [xxhash.xxh64_intdigest(key, 1) for key in keys]
+
+
+@pytest.mark.parametrize("place", range(20))
+def test_one_key_that_begins_otherwise_is_not_taken_for_the_others(place: int) -> None:
+    keys = [b"customer-000001"] * 20
+    keys[place] = b"costumer-000001"
+    found = xxh64_alike(np.frombuffer(b"".join(keys), np.uint8), 20, 15, 1).tolist()
+    assert found == [xxhash.xxh64_intdigest(key, 1) for key in keys]

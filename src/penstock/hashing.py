@@ -6,7 +6,8 @@ multiplications, and numpy takes each link for all keys together. It gives the s
 which a test checks, and which it must for ever: a key's hash decides its partition.
 
 The algorithm for short inputs: begin with the seed, a prime and the length; mix in the input by 8 bytes, then by
-4, then by single bytes; stir at the end.
+4, then by single bytes; stir at the end. Keys of one kind often begin alike (`customer-…`): what all of them have in
+common is mixed in once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SHORT_MAX = 31
 """Longer keys have four more accumulators, and are rare: they go through the C library."""
@@ -118,35 +119,62 @@ def xxh64_alike(data: npt.NDArray[np.uint8], count: int, length: int, seed: int)
 
 def _mixed(read: Callable[[int, int], npt.NDArray[Any]], length: int, seed: int) -> Words:
     """Return the hashes of keys of one length; `read(at, width)` gives so many bytes of each."""
-    hashes: Words | np.uint64 = np.uint64((seed + _PRIME_5 + length) & _MASK)
-    words = np.zeros(0, np.uint64)
+    hashes = np.array([(seed + _PRIME_5 + length) & _MASK], np.uint64)  # one, as long as all are alike
     at = 0
-    while at + 8 <= length:
-        words = read(at, 8).astype(np.uint64)  # as a copy: to calculate with words that are not aligned is slower
-        words *= _P2
-        words = _rotated(words, 31)
-        words *= _P1
-        words ^= hashes
-        words = _rotated(words, 27)
-        words *= _P1
-        words += _P4
-        hashes, at = words, at + 8
-    if at + 4 <= length:
-        words = read(at, 4).astype(np.uint64)
-        words *= _P1
-        words ^= hashes
-        words = _rotated(words, 23)
-        words *= _P2
-        words += _P3
-        hashes, at = words, at + 4
-    while at < length:
-        words = read(at, 1).astype(np.uint64)
-        words *= _P5
-        words ^= hashes
-        words = _rotated(words, 11)
-        words *= _P1
-        hashes, at = words, at + 1
-    return _stirred(words)
+    for width, mix in _widths(length):
+        read_here = read(at, width)
+        if len(hashes) == 1 and _all_same(read_here):
+            read_here = read_here[:1]
+        # As a copy: to calculate with words that are not aligned is slower.
+        hashes, at = mix(read_here.astype(np.uint64), hashes), at + width
+    count = len(read(0, 1))
+    return _stirred(hashes if len(hashes) == count else np.full(count, hashes[0]))
+
+
+def _widths(length: int) -> Iterator[tuple[int, Callable[[Words, Words], Words]]]:
+    """Yield how a key of this length is taken in: by how many bytes, and by what mixes them in."""
+    yield from [(8, _mix_8)] * (length // 8)
+    yield from [(4, _mix_4)] * (length % 8 // 4)
+    yield from [(1, _mix_1)] * (length % 4)
+
+
+def _all_same(words: npt.NDArray[Any]) -> bool:
+    # As a rule two of them tell already.
+    return bool(words[0] == words[-1] and words[0] == words[len(words) // 2] and (words == words[0]).all())
+
+
+def _mix_8(words: Words, hashes: Words) -> Words:
+    words *= _P2
+    words = _rotated(words, 31)
+    words *= _P1
+    words = _joined(words, hashes)
+    words = _rotated(words, 27)
+    words *= _P1
+    words += _P4
+    return words
+
+
+def _mix_4(words: Words, hashes: Words) -> Words:
+    words *= _P1
+    words = _rotated(_joined(words, hashes), 23)
+    words *= _P2
+    words += _P3
+    return words
+
+
+def _mix_1(words: Words, hashes: Words) -> Words:
+    words *= _P5
+    words = _rotated(_joined(words, hashes), 11)
+    words *= _P1
+    return words
+
+
+def _joined(words: Words, hashes: Words) -> Words:
+    """Return both, one into the other; either may be of one word, for all."""
+    if len(words) < len(hashes):
+        return words ^ hashes
+    words ^= hashes
+    return words
 
 
 def _rotated(words: Words, bits: int) -> Words:
