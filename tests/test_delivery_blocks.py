@@ -14,6 +14,7 @@ from penstock.engine.division import Division
 from penstock.engine.messages import About, Chunk, Wanted
 from penstock.engine.pages import GONE, Page, Some
 from penstock.engine.share import slots_of
+from penstock.offsets import Gap, Range
 from penstock.rows import Partition
 from penstock.runtime import blocks
 from penstock.runtime.blocks import SPLITS_MAX, lanes_of, read_items
@@ -105,6 +106,57 @@ def test_whose_an_event_is_is_told_of_one_as_of_all(block: int, monkeypatch: pyt
     mine = np.asarray(chunk.divided.rows[0])
     assert mine.tolist() == [row for row in range(60) if own[slots[row]]]
     assert [event.data for event in chunk.source.events(mine)] == [b"%d" % row for row in mine]
+
+
+@pytest.mark.parametrize("block", [1, 7, 100])
+@pytest.mark.parametrize("own_max", [1, 5, 20, 59])
+def test_a_read_ends_before_there_are_more_of_its_own_than_asked_for(
+    block: int, own_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "DIVIDED_MIN", 1)
+    keys = [None if number % 5 == 0 else f"customer-{number}" for number in range(100)]
+    own = slots_of(range(0, SLOTS, 2))
+    log = Log(keys, block)
+    everything = read(log, slotted=True, division=Division([own]))[0].slots(PARTITION.number % SLOTS)
+    mine = np.flatnonzero(own[everything]).tolist()
+    stop = mine[own_max] if own_max < len(mine) else 100
+    [chunk] = read(log, slotted=True, division=Division([own]), own_max=own_max)
+    assert (chunk.span.start, chunk.span.stop) == (0, stop)
+    assert chunk.divided is not None
+    assert np.asarray(chunk.divided.rows[0]).tolist() == mine[:own_max]
+    assert [event.key for event in chunk.source.events(slice(0, stop))] == [
+        None if key is None else key.encode() for key in keys[:stop]
+    ]
+
+
+@pytest.mark.parametrize(("slot", "count"), [(PARTITION.number, 12), (PARTITION.number + 1, 50)])
+def test_a_read_of_events_without_keys_is_limited_to_those_of_their_slot(slot: int, count: int) -> None:
+    chunks = read(Log([None] * 50, 10), slotted=True, division=Division([slots_of([slot])]), own_max=12)
+    assert sum(len(chunk.span) for chunk in chunks) == count
+
+
+def test_a_read_that_is_limited_ends_with_what_is_before_the_first_too_many_behind_a_hole() -> None:
+    log = Log([None] * 50, 10)
+    batches = [*log.batches[:2], Gap(20, 30, "lost"), *log.batches[3:]]
+    log.read = lambda *_, **__: iter(batches)  # type: ignore[method-assign,assignment]
+    found = read_items(log, PARTITION, 0, 1_000, 1 << 20, slotted=True, division=Division([slots_of([3])]), own_max=20)  # type: ignore[arg-type]
+    assert [item.range if isinstance(item, Gap) else item.span for item in found] == [Range(0, 20), Range(20, 30)]
+
+
+@pytest.mark.parametrize("block", [1, 7, 100])
+def test_a_key_that_is_looked_for_does_not_change_whose_the_others_are(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "DIVIDED_MIN", 1)
+    keys = [f"customer-{number % 90}" for number in range(100)]
+    own = slots_of(range(0, SLOTS, 2))
+    chunks = read(Log(keys, block), slotted=True, laned=True, division=Division([own]), wanted=wanted_of(b"customer-5"))
+    assert len(chunks) == 5
+    for chunk in chunks:
+        slots = [slot_of_key(keys[offset].encode(), PARTITION.number) for offset in chunk.span]
+        assert chunk.slots(PARTITION.number).tolist() == slots
+        assert chunk.divided is not None
+        assert np.asarray(chunk.divided.rows[0]).tolist() == [row for row, slot in enumerate(slots) if own[slot]]
 
 
 def test_a_page_that_is_narrowed_keeps_no_block() -> None:

@@ -583,3 +583,11 @@ def test_the_highest_offset_that_was_handed_over_is_known() -> None:
     world.ask(3)
     assert world.shard.last_dispatched == 2
     assert offsets_of(world.delivered[-1]) == [0, 1, 2]
+
+
+def test_whatever_waits_for_a_lane_in_hand_does_not_hide_what_does_not() -> None:
+    world = World()
+    world.publish(*keyed(1, 1, 5, *[1] * 1_900, 2, 3))
+    assert world.ask(1) == [0]
+    assert world.ask(1) == [2]
+    assert world.ask(2) == [1_903, 1_904], "behind more than are looked at together"

@@ -27,7 +27,7 @@ from penstock.engine.messages import (
     Written,
 )
 from penstock.engine.pages import FEW as FEW_LANES
-from penstock.engine.pages import HELD, READY, VERY_FEW, Page
+from penstock.engine.pages import HELD, READY, VERY_FEW, Page, Some
 from penstock.engine.policy import Policy
 from penstock.engine.progress import Progress
 from penstock.engine.shard import UNWRITTEN_EVENTS_MAX, Shard
@@ -127,6 +127,31 @@ def test_a_page_that_nobody_divides_is_one_part() -> None:
     assert in_parts(page)
     assert not page.ready_of(None).size
     assert undivided(Range(5, 9)).offsets == (Range(5, 9),)
+
+
+@pytest.mark.parametrize("least", [None, 1, 60, 2_000])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_ready_is_found_whatever_was_handed_over_and_given_back(seed: int, least: int | None) -> None:
+    chance = np.random.default_rng(seed)
+    page = Page(a_chunk(), 0, 0)
+    slots = slots_of(range(0, SLOTS, 3))
+    for _ in range(60):
+        if chance.random() < 0.3:
+            low, high = sorted(chance.integers(0, SIZE + 1, 2).tolist())
+            page.move(Some(page, slice(low, high)), READY)  # given back
+        elif chance.random() < 0.5:
+            page.move_one(int(chance.integers(SIZE)), READY)
+        else:
+            some = page.ready_of(None, least)
+            rows = some.rows
+            page.move(some if chance.random() < 0.5 else Some(page, some.indexes[:: chance.integers(1, 4)]), HELD)
+            assert isinstance(rows, slice) or (rows[1:] > rows[:-1]).all()
+        ready = np.flatnonzero(page.state == READY)
+        page.ready, page.held = len(ready), SIZE - len(ready)
+        for asked, expected in ((None, ready), (slots, ready[slots[page.slots[ready]]])):
+            found = page.ready_of(asked, least).indexes.tolist()
+            assert found == expected.tolist()[: len(found)], "from the first on"
+            assert len(found) >= min(len(expected), len(expected) if least is None else least)
 
 
 # --- a shard ----------------------------------------------------------------------------------

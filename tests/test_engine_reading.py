@@ -18,7 +18,7 @@ def _by_hand(count: int, start: int = 0, policy: Policy | None = None) -> World:
 
 def test_reading_begins_at_the_cursor_and_asks_for_what_there_is_room_for() -> None:
     world = _by_hand(200, start=100, policy=Policy(read_events=50, read_bytes=1_000))
-    assert world.reads == [(100, 50, 1_000)]
+    assert world.reads == [(100, 50, 1_000, 50)]
     world.tell(HeadMoved(200))
     assert len(world.reads) == 1, "one read at a time"
 

@@ -89,12 +89,15 @@ class World:
     def settled(self, offset: int) -> bool:
         return offset in Bitmap.from_bytes(self.cursor.next_offset, self.cursor.settled)
 
-    def read(self, read: Read, division: Division | None = None) -> tuple[Chunk | Gap, ...]:
+    def read(self, read: Read, mine: Slots | None = None, division: Division | None = None) -> tuple[Chunk | Gap, ...]:
         for gap in self.lost:
             if read.start in gap.range:
                 return (Gap(read.start, gap.stop, gap.reason),)
         stops = [gap.start for gap in self.lost if gap.start > read.start]
         stop = min([len(self.log), read.start + read.events_max, *stops])
+        if mine is not None:
+            own = [offset for offset in range(read.start, stop) if mine[slot_of(self.log[offset])]]
+            stop = stop if len(own) <= read.own_max else own[read.own_max]
         if stop <= read.start:
             return ()
         lanes = self.log[read.start : stop]
@@ -149,6 +152,8 @@ class Owner:
     mine: Slots
     clean: bool = True
     reads: list[Read] = field(default_factory=list)
+    asked: list[Read] = field(default_factory=list)
+    """All reads that there were."""
     fetches: list[Fetch] = field(default_factory=list)
     delivered: list[Deliver] = field(default_factory=list)
     singly: bool = False
@@ -186,7 +191,8 @@ class Owner:
                     self.world.declared.append(output.gap)
         while self.reads:
             read = self.reads.pop()
-            self.tell(ReadDone(read.start, self.world.read(read, self.division)))
+            self.asked.append(read)
+            self.tell(ReadDone(read.start, self.world.read(read, self.mine, self.division)))
         while self.fetches:
             offsets = self.fetches.pop().offsets
             rows = [offset for offset in offsets if offset in self.world.rows]
@@ -357,6 +363,22 @@ def test_nobody_reads_further_ahead_of_the_shared_cursor_than_a_cursor_can_say(
     assert two.drain() == [0]
     one.tell(CursorSeen(world.cursor.next_offset))
     assert one.drain()[0] == 50
+
+
+@pytest.mark.parametrize(("slots", "times"), [(SLOTS, 1), (SLOTS // 2, 2), (SLOTS // 4, 4), (1, 4)])
+def test_whoever_owns_few_slots_reads_more_at_once_for_as_many_of_its_own(slots: int, times: int) -> None:
+    policy = Policy(window_events=100, read_events=40, read_bytes=1_000, window_bytes=3_000)
+    world = World(*[number % SLOTS for number in range(500)], policy=policy)
+    [read, *_] = world.owner(range(slots)).asked
+    assert read == (0, 40 * times, min(1_000 * times, 3_000), 40)
+
+
+def test_no_more_of_its_own_are_in_memory_than_the_window_allows() -> None:
+    world = World(*[1] * 500, policy=Policy(window_events=100, read_events=40))
+    owner = world.owner([1])
+    assert [(read.start, read.own_max) for read in owner.asked] == [(0, 40), (40, 40)]
+    assert owner.shard.in_memory == 80
+    assert owner.drain() == list(range(500))
 
 
 def test_a_consumer_that_does_not_ask_does_not_hold_up_others_for_long() -> None:

@@ -448,6 +448,8 @@ class BitmapAgainstSet(RuleBasedStateMachine):
     def unset(self, distance: int, length: int) -> None:
         start = max(self.start + distance, 0)
         unset = self.bitmap.unset_in(Range(start, start + length))
+        settled = self.bitmap.settled_in(Range(start, start + length)).tolist()
+        assert settled == [offset in self.bitmap for offset in range(start, start + length)]
         assert_canonical(unset)
         assert members(unset) == {
             offset for offset in range(start, start + length) if offset >= self.start and offset not in self.settled

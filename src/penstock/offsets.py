@@ -521,6 +521,15 @@ class Bitmap:
             self._measure()
         return self._start
 
+    def settled_in(self, span: Range) -> NDArray[np.bool_]:
+        """Return for each offset of `span` whether it is settled."""
+        found = np.zeros(len(span), np.bool_)
+        start = min(max(span.start, self._start), span.stop)
+        found[: start - span.start] = True
+        edge = min(max(start, self._reach), span.stop)
+        found[start - span.start : edge - span.start] = self._cells[start - self._base : edge - self._base]
+        return found
+
     def unset_in(self, span: Range) -> RangeSet:
         """Return the offsets of `span` that are not settled."""
         start = max(span.start, self._start)

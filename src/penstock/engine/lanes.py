@@ -97,14 +97,17 @@ class Lanes:
                 self._pages.watcher = self._queues
             return self._queues.choose(events_max, bytes_max, slots=slots, until=until, first=first)
         self._queues = self._pages.watcher = None
-        return _within(self._free(slots, until), events_max, bytes_max, first=first)
+        return _within(self._free(slots, until, events_max), events_max, bytes_max, first=first)
 
-    def _free(self, slots: Slots | None, until: int | None) -> Iterator[Some]:
+    def _free(self, slots: Slots | None, until: int | None, events_max: int) -> Iterator[Some]:
         """Yield what nothing stands in the way of, page by page."""
         barred = self._held_lanes(slots) if self._pages.held else None
         delayed = self._first_delayed() if self._pages.delayed else {}
-        for free in _ready(self._pages, slots, until):
-            yield self._of_free_lanes(free, barred, delayed) if barred is not None or delayed or self._aside else free
+        if barred is None and not delayed and not self._aside:
+            yield from _ready(self._pages, slots, until, events_max)
+            return
+        for free in _ready(self._pages, slots, until, None):
+            yield self._of_free_lanes(free, barred, delayed)
 
     def _of_free_lanes(self, some: Some, barred: NDArray[np.int64] | None, delayed: Mapping[int, int]) -> Some:
         page, rows = some.page, some.rows
@@ -228,13 +231,17 @@ class Lanes:
         return found
 
 
-def _ready(pages: Pages, slots: Slots | None, until: int | None) -> Iterator[Some]:
-    """Yield what is ready of these slots, page by page, and nothing from `until` on."""
+def _ready(pages: Pages, slots: Slots | None, until: int | None, events_max: int | None) -> Iterator[Some]:
+    """Yield what is ready of these slots, page by page, and nothing from `until` on.
+
+    Of a page it may be the first of it, if these are more than so many.
+    """
+    least = None if events_max is None else events_max + 1
     for page in pages:
         if until is not None and page.start >= until:
             return
         if page.ready:
-            ready = page.ready_of(slots)
+            ready = page.ready_of(slots, least)
             if until is not None and until < page.stop:
                 rows = ready.indexes
                 ready = Some(page, rows[rows < until - page.start])
@@ -306,7 +313,8 @@ class Unordered:
         first: bool = True,
     ) -> list[Some]:
         """Return what can be handed over now, and nothing from `until` on; see `Lanes.choose`."""
-        return _within(_ready(self._pages, None, until), events_max, bytes_max, first=first) if events_max > 0 else []
+        ready = _ready(self._pages, None, until, events_max)
+        return _within(ready, events_max, bytes_max, first=first) if events_max > 0 else []
 
     def bars(self, _lanes: Iterable[int]) -> dict[int, int]:
         """Return from which offset on parked events have to wait for what is in memory: from none."""

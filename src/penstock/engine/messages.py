@@ -391,6 +391,8 @@ class Read(NamedTuple):
     start: int
     events_max: int
     bytes_max: int
+    own_max: int
+    """Of those that are this owner's no more than so many, where others have the rest."""
 
 
 class Fetch(NamedTuple):

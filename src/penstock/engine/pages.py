@@ -45,6 +45,10 @@ JOINED_BYTES_MAX: Final = 1 << 18
 RUN_MIN: Final = 512
 """Rows of at least so many that follow each other, on the average, are better handled as slices."""
 
+QUIET: Final = 500
+"""Of so many numpy does not let go of the interpreter, to wait until it has it again: what is looked for among many is
+looked for in so many at a time, if few are wanted."""
+
 FEW: Final = 64
 """numpy finds so few lanes faster than Python does …"""
 VERY_FEW: Final = 4
@@ -145,6 +149,7 @@ class Page:
         "_found",
         "_hand",
         "_lanes",
+        "_ready_from",
         "_sizes",
         "_slots",
         "_state",
@@ -203,6 +208,7 @@ class Page:
     def _make_columns(self) -> None:
         self._state = np.full(self.size, READY, np.uint8)
         self._hand = np.zeros(self.size, np.int64)
+        self._ready_from = 0  # what is before it is not ready
 
     @property
     def state(self) -> NDArray[np.uint8]:
@@ -230,22 +236,38 @@ class Page:
         """Return which part of it the events of these slots are, or all of them, if they are one."""
         return None if self.parts is None else self.parts.number(slots)
 
-    def ready_of(self, slots: Slots | None) -> Some:
-        """Return what is ready of these slots, or of all."""
+    def ready_of(self, slots: Slots | None, least: int | None = None) -> Some:
+        """Return what is ready of these slots, or of all; only the first of it, if no more than so many are wanted."""
         part = self.part_of(slots)
         if self.parts is not None and part is not None:
             return self._part(part) if self.parts.states[part] == READY else Some(self, slice(0, 0))
-        if slots is not None:
-            # Of the whole page at once: to choose from a choice costs more than from all.
-            return Some(self, np.flatnonzero((self.state == READY) & slots.take(self.slots)))
-        return Some(self, slice(0, self.size) if self.ready == self.size else self.in_state(READY))
+        state, size = self.state, self.size
+        if slots is None and self.ready == size - self._ready_from:
+            return Some(self, slice(self._ready_from, size))
+        step = QUIET if least is not None and least <= QUIET else size
+        found: list[NDArray[np.int64]] = []
+        count = 0
+        for at in range(self._ready_from, size, step):
+            ready = state[at : at + step] == READY
+            if slots is not None:
+                # Of all at once: to choose from a choice costs more than from all.
+                ready &= slots[self.slots[at : at + step]]
+            rows = np.flatnonzero(ready)
+            if slots is None and not found:
+                self._ready_from = at + (int(rows[0]) if len(rows) else len(ready))
+            if len(rows):
+                found.append(rows + at)
+                count += len(rows)
+                if least is not None and count >= least:
+                    break
+        return Some(self, _joined(found) if found else slice(0, 0))
 
     def has_ready(self, slots: Slots | None) -> bool:
         """Whether something is ready of these slots, or of all; something is ready of it."""
         part = None if slots is None else self.part_of(slots)
         if self.parts is not None and part is not None:
             return self.parts.states[part] == READY and len(self.parts.divided.offsets[part]) > 0
-        return slots is None or self.ready_of(slots).size > 0
+        return slots is None or self.ready_of(slots, 1).size > 0
 
     def held_of(self, slots: Slots | None) -> Some:
         """Return what is held of these slots, or of all."""
@@ -420,6 +442,7 @@ class Page:
             held = _count(before, HELD, self.held, self.size)
             delayed = _count(before, DELAYED, self.delayed, self.size)
             self.state[rows] = to
+            self._note_ready(rows, to)
         self.held -= held
         self.delayed -= delayed
         self.ready -= count - held - delayed
@@ -429,6 +452,23 @@ class Page:
             self.held += count
         elif to == DELAYED:
             self.delayed += count
+
+    def move_one(self, row: int, to: int) -> int:
+        """Let one event be in another state; returns in which one it was. Nothing is counted."""
+        before = int(self.state[row])
+        self.state[row] = to
+        if to == READY:
+            self._ready_from = min(self._ready_from, row)
+        return before
+
+    def _note_ready(self, rows: Rows, to: int) -> None:
+        if isinstance(rows, slice):
+            if to == READY:
+                self._ready_from = min(self._ready_from, rows.start)
+            elif rows.start <= self._ready_from < rows.stop:
+                self._ready_from = rows.stop
+        elif to == READY and len(rows):
+            self._ready_from = min(self._ready_from, int(rows[0]))
 
     def give(self, some: Some, hand: int, *, singly: bool) -> None:
         """Let these rows of it be in a hand, or each in one of its own, of which this is the first."""
@@ -526,8 +566,7 @@ class Pages:
 
     def move_one(self, page: Page, row: int, to: int) -> None:
         """Let one event, which is open, be in another state; the same as `move`, and faster."""
-        before = int(page.state[row])
-        page.state[row] = to
+        before = page.move_one(row, to)
         for counts in (page, self):
             if before == READY:
                 counts.ready -= 1
@@ -605,6 +644,8 @@ class Pages:
                     found.append(Some(page, slice(0, page.size), page.part_of(None)))
                 elif low < high:
                     found.append(Some(page, slice(low - page.start, high - page.start)))
+            elif page.start <= first and last < page.stop:
+                found.append(Some(page, offsets - page.start))
             else:
                 low, high = np.searchsorted(offsets, (page.start, page.stop)).tolist()
                 if low < high:

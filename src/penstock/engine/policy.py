@@ -46,7 +46,7 @@ class Policy:
     """How many events may be in memory, read and not settled."""
     window_bytes: int = 16 << 20
     read_events: int = 5_000
-    """How many events one read asks for, at most."""
+    """How many events one read asks for, at most; of its own, where an owner of few slots reads others' events, too."""
     read_bytes: int = 1 << 20
     rate_per_second: float | None = None
     """How many events are handed over in a second, at most; None for any number."""

@@ -40,10 +40,10 @@ class Reading:
         """Whether there is something to read, and nothing is known to stand against it but time."""
         return self.position < self.head and not self.under_way and not self._empty
 
-    def ask(self, events_max: int, bytes_max: int) -> Read:
+    def ask(self, events_max: int, bytes_max: int, own_max: int) -> Read:
         """Begin to read."""
         self.under_way = True
-        return Read(self.position, events_max, bytes_max)
+        return Read(self.position, events_max, bytes_max, own_max)
 
     def moved(self, head: int) -> None:
         """Note where the log ends; a read that found nothing is worth repeating."""

@@ -388,11 +388,11 @@ class Shard:
             reading.passed(self.progress.next_offset)  # what was settled ahead, before it was loaded, is not read again
             self._note_read()
         if reading.due and reading.retry_at <= work.now.monotonic:
-            events, nbytes = self._room()
+            events, nbytes, own = self._room()
             if self._claims is not None:
                 events = min(events, self._run_of(self._claims))
             if events > 0:
-                self._out.append(reading.ask(events, nbytes))
+                self._out.append(reading.ask(events, nbytes, own))
         if len(work.aside) and self._fetch_at <= work.now.monotonic:
             # Without an order there is nothing that a row might have to wait for.
             wanted = work.aside.to_fetch(work.now.wall_us, OFFSET_END if self._claims else reading.position)
@@ -408,19 +408,21 @@ class Shard:
         self._reading.passed(run.start)
         return len(run)
 
-    def _room(self) -> tuple[int, int]:
-        """Return how many events and bytes to read; 0 unless it is worth a read."""
-        policy, pages = self._work.policy, self._work.pages
+    def _room(self) -> tuple[int, int, int]:
+        """Return how many events and bytes to read, and how many of its own events; 0 unless it is worth a read."""
+        policy, pages, one_in = self._work.policy, self._work.pages, self.share.one_in
         # Without a least amount every ack would bring a read of one event.
-        events = min(policy.window_events - pages.open, policy.read_events)
-        if events < min(policy.read_events, (policy.window_events + 1) // 2):
-            return 0, 0
-        nbytes = min(policy.window_bytes - pages.open_bytes, policy.read_bytes)
+        own = min(policy.window_events - pages.open, policy.read_events)
+        if own < min(policy.read_events, (policy.window_events + 1) // 2):
+            return 0, 0, 0
+        # Where most events are others', a read brings as many of its own for all that: reads cost more than events.
+        nbytes = min(policy.window_bytes - pages.open_bytes, policy.read_bytes * one_in)
         if nbytes < min(policy.read_bytes, (policy.window_bytes + 1) // 2):
-            return 0, 0
+            return 0, 0, 0
+        events = own * one_in
         if self._reach(self.progress.least_next_offset) < events:
             events = min(events, self._reach(self.progress.next_offset))
-        return max(events, 0), nbytes
+        return max(events, 0), nbytes, own
 
     def _reach(self, begin: int) -> int:
         """Return how far may be read ahead of a cursor that is here."""

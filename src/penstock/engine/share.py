@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     """For each slot, whether it is meant."""
 
 SLOTS: Final = 64
+ONE_IN_MAX: Final = 4
+"""Whoever owns but few slots reads no more than so many times as much at once for it."""
 
 
 def slots_of(numbers: Iterable[int]) -> Slots:
@@ -50,6 +52,8 @@ class Share:
     def _measure(self) -> None:
         self.whole = bool(self.mine.all())
         """Whether everything is this owner's."""
+        self.one_in = min(SLOTS // max(int(np.count_nonzero(self.mine)), 1), ONE_IN_MAX)
+        """Of about so many events of the log one is this owner's."""
         self.departing = bool(self.leaving.any())
         """Whether some are leaving."""
         # What is others' is passed over when it comes, so that only what leaves has to be told from the rest.

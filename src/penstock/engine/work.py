@@ -146,10 +146,7 @@ class Work:
         if not len(rows):
             return
         begin, end = page.start + int(rows[0]), page.start + int(rows[-1]) + 1
-        settled = np.ones(end - begin, np.bool_)
-        for span in self.progress.bitmap.unset_in(Range(begin, end)):
-            settled[span.start - begin : span.stop - begin] = False
-        settled = settled[rows - rows[0]]
+        settled = self.progress.bitmap.settled_in(Range(begin, end))[rows - rows[0]]
         if settled.any():
             self.pages.move(Some(page, rows[settled]), GONE)
 

@@ -11,12 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.batch import NEVER, Batch, Place, StoredEvent
-from penstock.columns import PARTITION_SEED, SLOT_SEED, SLOTS, hashes_of, places_of, slot_of_key
+from penstock.columns import PARTITION_SEED, SLOTS, hashes_of, places_of, slot_of_key
 from penstock.engine.messages import About, Chunk, FetchedRow, Found
 from penstock.engine.pages import find_lanes
 from penstock.offsets import Gap, Range
+from penstock.runtime.hashed import SLOTS_OF_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 DIVIDED_MIN: Final = 512
 """Of fewer events each is looked at by itself, which is faster than to divide them."""
+EXPECTED_ONE_IN: Final = 8
+"""Unless one of so many at most is looked at, all are converted, which is faster than to choose."""
 SPLITS_MAX: Final = 8
 """A read is not divided into more chunks than are around so many events."""
 
@@ -91,17 +95,20 @@ class Blocks:
 
     def events(self, rows: slice | npt.NDArray[np.int64]) -> list[StoredEvent]:
         """Return the events of these rows one by one, as views of their blocks, whose columns are converted once."""
-        if len(self._batches) == 1:
-            [batch] = self._batches
+        each = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+        found: list[StoredEvent] = []
+        at = 0
+        while at < len(each):
+            # Batch by batch, and not by numpy, which would let go of the interpreter, and wait to have it again.
+            place = bisect_right(self._list, self._start + each[at]) - 1
+            batch = self._batches[place]
             first = self._start - batch.start
-            each = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-            return [StoredEvent(batch, first + row) for row in each]
-        indexes = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        offsets = indexes + self._start
-        places = np.searchsorted(self._starts, offsets, side="right") - 1
-        within = offsets - self._starts[places]
-        batches = self._batches
-        return [StoredEvent(batches[place], row) for place, row in zip(places.tolist(), within.tolist(), strict=True)]
+            end = len(each)
+            if place + 1 < len(self._list):
+                end = bisect_left(each, self._list[place + 1] - self._start, at)
+            found += [StoredEvent(batch, first + row) for row in each[at:end]]
+            at = end
+        return found
 
     def event(self, row: int) -> Event:
         """Return one event, as it is kept aside."""
@@ -121,6 +128,7 @@ def read_items(
     events_max: int,
     bytes_max: int,
     *,
+    own_max: int | None = None,
     slotted: bool = False,
     laned: bool = False,
     division: Division | None = None,
@@ -129,51 +137,99 @@ def read_items(
     """Read, and return chunks and gaps in their order; called in a thread.
 
     If slots (and then sizes, unless it is divided) or lanes are going to be asked for, they are found out here, where
-    others go on meanwhile; and so is whose each event is, and which are of the lanes that are wanted.
+    others go on meanwhile; and so is whose each event is, and which are of the lanes that are wanted. It ends before
+    there would be more than `own_max` events of the slots that are divided.
     """
-    divide = partial(
-        _chunks, partition=partition.number, slotted=slotted, laned=laned, division=division, wanted=wanted
-    )  # fmt: skip
+    divide = partial(_chunks, partition=partition, laned=laned, division=division, wanted=wanted)
+    left = events_max if own_max is None or division is None else own_max
     items: list[Chunk | Gap] = []
-    batches: list[Batch] = []
-    for item in log.read(partition, start, bytes_max=bytes_max, events_max=events_max):
-        if batches and (isinstance(item, Gap) or item.start != batches[-1].range.stop):
-            items += divide(batches)
-            batches = []
-        if isinstance(item, Gap):
-            items.append(item)
-        elif len(item):
-            batches.append(item)
-    if batches:
-        items += divide(batches)
+    for run in _runs(log.read(partition, start, bytes_max=bytes_max, events_max=events_max)):
+        if isinstance(run, Gap):
+            items.append(run)
+            continue
+        keyless = partition.number % SLOTS
+        slots = SLOTS_OF_BLOCKS.of(partition, run) if slotted and _keyed(run) else None
+        if division is not None and left < events_max:
+            own = _own(run, slots, division, keyless)
+            if len(own) > left:
+                if stop := int(own[left]):
+                    begin = run[0].start
+                    items += divide(_cut(run, begin, begin + stop), None if slots is None else slots[:stop])
+                break
+            left -= len(own)
+            _expect(run, own)
+        items += divide(run, slots)
     return tuple(items)
 
 
-def _chunks(batches: list[Batch], *, wanted: Wanted | None, **how: Any) -> Iterator[Chunk]:
+def _runs(items: Iterable[Batch | Gap]) -> Iterator[list[Batch] | Gap]:
+    """Yield gaps, and together what follows each other without one."""
+    batches: list[Batch] = []
+    for item in items:
+        if batches and (isinstance(item, Gap) or item.start != batches[-1].range.stop):
+            yield batches
+            batches = []
+        if isinstance(item, Gap):
+            yield item
+        elif len(item):
+            batches.append(item)
+    if batches:
+        yield batches
+
+
+def _own(
+    batches: Sequence[Batch], slots: npt.NDArray[np.int64] | None, division: Division, keyless: int
+) -> npt.NDArray[np.int64]:
+    """Return the rows of those that are anybody's here."""
+    if slots is not None:
+        return np.flatnonzero(division.own.take(slots))
+    return np.arange(sum(map(len, batches)) if division.own[keyless] else 0)
+
+
+def _expect(batches: Sequence[Batch], own: npt.NDArray[np.int64]) -> None:
+    """Let batches know which of their events anybody here will look at, if these are few."""
+    starts = [batch.start - batches[0].start for batch in batches]
+    for batch, start, mine in zip(batches, starts, np.split(own, np.searchsorted(own, starts[1:])), strict=True):
+        if EXPECTED_ONE_IN * len(mine) <= len(batch):
+            batch.expect(mine - start)
+
+
+def _chunks(
+    batches: list[Batch], slots: npt.NDArray[np.int64] | None, *, wanted: Wanted | None, **how: Any
+) -> Iterator[Chunk]:
     """Yield batches that follow each other as chunks: one, or several around the events of keys that are wanted.
 
     These are going to be parked, and whatever is left stays whole, which is handled much faster.
     """
     if wanted is None or wanted.keys is None:
-        yield _chunk(batches, wanted=wanted, **how)
+        yield _chunk(batches, slots, wanted=wanted, **how)
         return
+    # All together: most of what it costs to look for a few is the step.
+    keys = batches[0].keys if len(batches) == 1 else pa.concat_arrays([batch.keys for batch in batches])
     lane_of = {
         offset: lane
         for key, lane in zip(wanted.keys, wanted.lanes.tolist(), strict=True)
-        for batch in batches
-        for offset in (places_of(batch.keys, key) + batch.start).tolist()
+        for offset in (places_of(keys, key) + batches[0].start).tolist()
     }
     if not 0 < len(lane_of) <= SPLITS_MAX:
-        yield _chunk(batches, found=_found(wanted, batches[0].start, lane_of), **how)
+        yield _chunk(batches, slots, found=_found(wanted, batches[0].start, lane_of), **how)
         return
-    start, stop = batches[0].start, batches[-1].range.stop
+    first, stop = batches[0].start, batches[-1].range.stop
+
+    def slots_of(start: int, stop: int) -> npt.NDArray[np.int64] | None:
+        return None if slots is None else slots[start - first : stop - first]
+
+    start = first
     for offset, lane in [*sorted(lane_of.items()), (stop, 0)]:
         if start < offset:
-            yield _chunk(_cut(batches, start, offset), found=_found(wanted, start, {}), **how)
+            between = _cut(batches, start, offset)
+            yield _chunk(between, slots_of(start, offset), found=_found(wanted, start, {}), **how)
         if offset < stop:
             # A copy: it is kept until it is written, and must not keep its whole block.
             [one] = _cut(batches, offset, offset + 1)
-            yield _chunk([_copied(one)], found=_found(wanted, offset, {offset: lane}), **how)
+            alone = slots_of(offset, offset + 1)
+            alone = None if alone is None else alone.copy()
+            yield _chunk([_copied(one)], alone, found=_found(wanted, offset, {offset: lane}), **how)
         start = offset + 1
 
 
@@ -189,11 +245,15 @@ def _cut(batches: list[Batch], start: int, stop: int) -> list[Batch]:
     return [batch.slice(span) for batch in batches if batch.range.overlaps(span)]
 
 
+def _keyed(batches: Sequence[Batch]) -> bool:
+    return any(batch.has("key") for batch in batches)
+
+
 def _chunk(
     batches: list[Batch],
+    slots: npt.NDArray[np.int64] | None,
     *,
-    partition: int,
-    slotted: bool,
+    partition: Partition,
     laned: bool,
     division: Division | None,
     wanted: Wanted | None = None,
@@ -206,15 +266,12 @@ def _chunk(
         if not (expiries != NEVER).any():
             expiries = None
     counts = [len(batch) for batch in batches]
-    keyed = any(batch.has("key") for batch in batches)
-    keyless = partition % SLOTS
-    slots = _slots(batches, keyless) if slotted and keyed else None
+    keyed = _keyed(batches)
     divided = None
     if division is not None and slots is not None and len(slots) >= DIVIDED_MIN:
         divided = division.divide(start, slots)
-        _expect(batches, slots, division)
-    sizes = _sizes(batches) if slotted and keyed and divided is None else None
-    lanes = lanes_of(batches, partition) if laned and keyed and found is None else None
+    sizes = _sizes(batches) if slots is not None and divided is None else None
+    lanes = lanes_of(batches, partition.number) if laned and keyed and found is None else None
     if lanes is not None and wanted is not None:
         found = find_lanes(lanes, wanted)
     source = Blocks(start, batches)
@@ -223,8 +280,8 @@ def _chunk(
         Range(start, stop),
         nbytes=sum(batch.total_size for batch in batches),
         sizes=partial(_sizes, batches) if sizes is None else lambda: sizes,
-        lanes=(partial(lanes_of, batches, partition) if lanes is None else lambda: lanes) if keyed else None,
-        slots=(partial(_slots, batches, keyless) if slots is None else lambda: slots) if keyed else None,
+        lanes=(partial(lanes_of, batches, partition.number) if lanes is None else lambda: lanes) if keyed else None,
+        slots=(partial(SLOTS_OF_BLOCKS.of, partition, batches) if slots is None else lambda: slots) if keyed else None,
         expiries=expiries,
         appended_at=np.repeat(appended, counts),
         source=source,
@@ -232,17 +289,6 @@ def _chunk(
         found=found,
         about=source.about,
     )
-
-
-def _expect(batches: Sequence[Batch], slots: npt.NDArray[np.int64], division: Division) -> None:
-    """Let batches know which of their events anybody here will look at, if these are few."""
-    if 2 * np.count_nonzero(division.own) > SLOTS:
-        return
-    own = division.own.take(slots)
-    start = 0
-    for batch in batches:
-        batch.expect(np.flatnonzero(own[start : start + len(batch)]))
-        start += len(batch)
 
 
 def _sizes(batches: Sequence[Batch]) -> npt.NDArray[np.int64]:
@@ -254,13 +300,6 @@ def lanes_of(batches: Sequence[Batch], keyless: int) -> npt.NDArray[np.int64]:
     hashes, present = hashes_of([batch.keys for batch in batches], PARTITION_SEED)
     lanes = hashes.view(np.int64)
     return lanes if present is None else np.where(present, lanes, keyless)
-
-
-def _slots(batches: Sequence[Batch], keyless: int) -> npt.NDArray[np.int64]:
-    """Return the slot of each event; `keyless` is that of events without a key."""
-    hashes, present = hashes_of([batch.keys for batch in batches], SLOT_SEED)
-    slots = (hashes & np.uint64(SLOTS - 1)).view(np.int64)
-    return slots if present is None else np.where(present, slots, keyless)
 
 
 def fetched_row(row: Parked, topic: TopicInfo) -> FetchedRow:

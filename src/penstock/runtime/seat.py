@@ -385,8 +385,8 @@ class Seat:
             log = self._host.store.log
             items = await self._host.call(
                 read_items, log, self.partition, asked.start, asked.events_max, asked.bytes_max,
-                slotted=self.parted, laned=engine.parked > 0 and not self.berth, division=self.division,
-                wanted=engine.wanted,
+                own_max=asked.own_max, slotted=self.parted, laned=engine.parked > 0 and not self.berth,
+                division=self.division, wanted=engine.wanted,
             )  # fmt: skip
             told = ReadDone(asked.start, items)
             self._well("read")
