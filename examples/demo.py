@@ -97,8 +97,8 @@ class Shop:
 
     @property
     def poison(self) -> int:
-        """The number of the poisoned order."""
-        return self.total // 7
+        """The number of the poisoned order: of the last producer, since the first may be killed before it is stored."""
+        return self.total - self.total // 7
 
     def open(self) -> None:
         """Start everybody."""
