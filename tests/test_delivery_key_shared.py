@@ -104,6 +104,21 @@ async def test_several_consumers_share_the_keys_and_each_key_stays_with_one(worl
     assert world.outcomes("s") == {"acked": list(range(120))}
 
 
+async def test_two_consumers_of_a_process_have_twice_the_window_of_one_until_one_leaves(world: World) -> None:
+    bus = world.bus()
+
+    def window(running: Running) -> int:
+        [seat] = running.consumer._member.crew.seats  # type: ignore[union-attr]
+        assert seat.engine is not None
+        return seat.engine.policy.window_events
+
+    async with world.running(bus.consume(raw, "s", window=10)) as stays:
+        assert window(stays) == 10
+        async with world.running(bus.consume(raw, "s")):
+            assert window(stays) == 20
+        assert window(stays) == 10
+
+
 async def test_what_a_consumer_holds_goes_to_the_others_when_it_leaves(world: World) -> None:
     bus = world.bus()
     async with world.running(bus.consume(raw, "s")) as stays:

@@ -118,3 +118,11 @@ def test_a_parked_event_waits_for_the_rate_too() -> None:
     assert world.ask() == []
     assert world.wait_for_timer()
     assert world.ask() == [1]
+
+
+def test_several_consumers_have_a_larger_window_and_read_as_much_more_within_the_limits() -> None:
+    policy = Policy(window_events=100, window_bytes=1_000, read_events=50, read_bytes=200, max_retries=7)
+    larger = Policy(window_events=200, window_bytes=2_000, read_events=100, read_bytes=400, max_retries=7)
+    assert policy.together == larger
+    largest = Policy(window_events=1 << 19, window_bytes=1 << 32, read_events=1 << 19, read_bytes=1 << 30)
+    assert largest.together == largest

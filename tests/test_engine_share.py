@@ -33,6 +33,7 @@ from penstock.engine.messages import (
     Nack,
     NotWritten,
     Now,
+    PolicyChanged,
     Read,
     ReadDone,
     Row,
@@ -396,6 +397,26 @@ def test_a_consumer_that_does_not_ask_does_not_hold_up_others_for_long() -> None
         owner.tell(Tick())
     assert taken == list(range(1, 40, 2))
     assert owner.drain() == list(range(0, 40, 2))
+
+
+@pytest.mark.parametrize("slots", [SLOTS, 2])
+def test_as_many_are_suspects_as_several_consumers_of_an_owner_may_have_had_in_hand(slots: int) -> None:
+    policy = Policy(window_events=10, read_events=10)
+    world = World(*[number % 2 for number in range(100)], policy=policy)
+    before = world.owner(range(slots))
+    before.tell(PolicyChanged(policy.together))
+    in_hand = [offset for _ in range(20) for offset in before.ask()]
+    assert len(in_hand) == 20
+    owner, alone = world.owner(range(slots), clean=False), []
+    for _ in range(100):
+        if not owner.shard.suspecting:
+            break
+        offsets = owner.ask()
+        owner.write()
+        alone += offsets if owner.shard.suspecting else []
+        owner.ack(*offsets)
+        owner.write()
+    assert set(in_hand) <= set(alone)
 
 
 def test_suspects_of_every_consumer_are_tried_before_anything_else() -> None:

@@ -35,8 +35,34 @@ async def test_calls_run_at_once_up_to_the_number_of_threads(workers: Workers) -
 
 
 async def test_threads_are_started_only_as_they_are_needed(workers: Workers) -> None:
-    names = {await workers.call(lambda: threading.current_thread().name) for _ in range(20)}
-    assert len(names) <= 2  # a second one if the first was not yet seen to be idle
+    assert len({await workers.call(threading.get_ident) for _ in range(20)}) == 1
+
+
+async def test_of_idle_threads_the_one_that_was_busy_last_is_asked(workers: Workers) -> None:
+    together = threading.Barrier(3)
+    await asyncio.gather(*(workers.call(together.wait, 30) for _ in range(3)))
+    assert len({await workers.call(threading.get_ident) for _ in range(20)}) == 1
+
+
+async def test_calls_that_no_thread_is_free_for_wait_and_are_made_even_if_it_is_to_stop() -> None:
+    workers, go = Workers(2, "test"), threading.Event()
+    busy = [workers.call(go.wait, 30) for _ in range(2)]
+    waiting = [workers.call(threading.get_ident) for _ in range(10)]
+    workers.stop()
+    go.set()
+    assert await asyncio.gather(*busy) == [True, True]
+    assert 1 <= len(set(await asyncio.gather(*waiting))) <= 2
+
+
+async def test_threads_end_when_it_is_to_stop() -> None:
+    workers, together = Workers(2, "test-ending"), threading.Barrier(2)
+    await asyncio.gather(*(workers.call(together.wait, 30) for _ in range(2)))
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("test-ending")]
+    assert len(threads) == 2
+    workers.stop()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 async def test_a_cancelled_call_is_still_made_and_harms_nobody(workers: Workers) -> None:

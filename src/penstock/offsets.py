@@ -398,13 +398,20 @@ class Bitmap:
         if limit < 1:
             raise ValueError(f"a bitmap's limit is at least 1, not {limit}")
         self._limit = limit
-        self.seek(start)
+        self._start = self._end = Range(start, OFFSET_END).start
+        self._count = 0
+        self._rebase(self._no_cells())
 
     def seek(self, start: int) -> None:
         """Forget everything and begin at `start`, forwards or back."""
+        # New cells let go of the interpreter, to wait until it is had again; and as a rule none of the old ones is set.
+        unused = self._end == self._base and self._cells.size == self._CELLS_MIN
         self._start = self._end = Range(start, OFFSET_END).start
         self._count = 0
-        self._rebase(np.zeros(self._CELLS_MIN, np.bool_))
+        self._rebase(self._cells if unused else self._no_cells())
+
+    def _no_cells(self) -> NDArray[np.bool_]:
+        return np.zeros(self._CELLS_MIN, np.bool_)
 
     def _rebase(self, cells: NDArray[np.bool_]) -> None:
         self._cells = cells
@@ -516,7 +523,7 @@ class Bitmap:
         self._start += passed
         self._count -= passed
         if self._count == 0 and self._cells.size > self._CELLS_MIN:
-            self._rebase(np.zeros(self._CELLS_MIN, np.bool_))
+            self._rebase(self._no_cells())
         else:
             self._measure()
         return self._start

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.engine.pages import DELAYED, FEW, GONE, HELD, READY, Page, Pages, Some, among
+from penstock.engine.pages import DELAYED, FEW, GONE, HELD, READY, VERY_FEW, Page, Pages, Some, among
+from penstock.offsets import OFFSET_END
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -37,6 +38,11 @@ def _members(lanes: NDArray[np.int64], of: Mapping[int, int]) -> NDArray[np.bool
 
 def _behind(page: Page, rows: Rows, lanes: NDArray[np.int64], first: Mapping[int, int]) -> NDArray[np.bool_]:
     """Return which rows come after the first of their lane, of which `first` has the offset."""
+    if len(lanes) <= VERY_FEW:
+        indexes = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+        offsets = (page.start + row for row in indexes)
+        later = (first.get(lane, OFFSET_END) < at for at, lane in zip(offsets, lanes.tolist(), strict=True))
+        return np.fromiter(later, np.bool_, len(lanes))
     behind = _members(lanes, first)
     for at in np.flatnonzero(behind).tolist():
         row = rows.start + at if isinstance(rows, slice) else int(rows[at])

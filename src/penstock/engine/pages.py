@@ -344,7 +344,8 @@ class Page:
     def sizes(self) -> NDArray[np.int64]:
         """The bytes of each event."""
         if self._sizes is None:
-            self._sizes = _joined([chunk.sizes() for chunk in self.chunks])
+            one = self.size == 1  # as those are that wait for a parked one
+            self._sizes = np.array([self.nbytes]) if one else _joined([chunk.sizes() for chunk in self.chunks])
         return self._sizes
 
     @property

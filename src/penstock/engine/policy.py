@@ -20,6 +20,9 @@ HEARTBEATS: Final = {"high_priority": 0.1, "normal": 0.5, "low_priority": 1.0, "
 SHORT_DELAY_SECONDS: Final = 5.0
 """A retry that comes later than this is parked, so that it does not hold the cursor back."""
 
+TOGETHER_TIMES: Final = 2
+"""Several consumers of a process, among whom its slots are divided, have so many times the window of one."""
+
 _SECONDS_MAX: Final = 10 * 365 * 24 * 3600.0
 _JITTER_MIX: Final = 0x9E3779B97F4A7C15
 _BITS: Final = (1 << 64) - 1
@@ -96,6 +99,16 @@ class Policy:
                 raise UsageError(f"a policy has no field {name!r}{did_you_mean(name, known)}")
         return replace(self, **changes)
 
+    @property
+    def together(self) -> Policy:
+        """The same for several consumers of a process: they have a larger window, and read as much more at once.
+
+        What a read or a hand costs is nearly the same for many events as for few, and a hand has but a part of a read.
+        """
+        larger = {name: getattr(self, name) * TOGETHER_TIMES for name in _OF_WINDOW}
+        limits = {name: high for name, _, high in _BOUNDS}
+        return replace(self, **{name: min(value, int(limits[name])) for name, value in larger.items()})
+
     def verdict(
         self, attempts: int, offset: int, *, delay: float | None, retry: bool, counted: bool = True
     ) -> float | Exhausted:
@@ -131,6 +144,7 @@ _BOUNDS: Final = (
     ("parked_max", 0, 10_000_000),
     ("resumes", 0, 1 << 53),
 )
+_OF_WINDOW: Final = ("window_events", "window_bytes", "read_events", "read_bytes")
 _OPTIONAL: Final = {"timeout_seconds", "heartbeat_seconds", "rate_per_second"}
 _WHOLE: Final = {
     "max_retries", "window_events", "window_bytes", "read_events", "read_bytes", "checkpoint_events", "parked_max",

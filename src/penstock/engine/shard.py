@@ -141,7 +141,7 @@ class Shard:
         self._urgent = False
         self._out: list[Output] = []
         self._suspects = None if clean else Suspects(self._work, self._suspected_until())
-        self._suspects_left = policy.window_events + policy.checkpoint_events - 1
+        self._suspects_left = self._in_flight_max
 
     def _begin_with(self, claimed: RangeSet) -> None:
         """Have exactly these offsets open, of which nobody knows more."""
@@ -151,10 +151,17 @@ class Shard:
                 self.progress.pass_over(foreign)
             break
 
+    @property
+    def _in_flight_max(self) -> int:
+        """How many were in flight, at most, when its last owner ended."""
+        # An owner of slots may have had several consumers. What was settled and not yet written lies before what was in
+        # hand.
+        policy = self.policy.together if self.share.slotted else self.policy
+        return policy.window_events + policy.checkpoint_events - 1
+
     def _suspected_until(self) -> int:
         """Return where suspects end: as many unsettled events as a window holds were in flight, at most."""
-        # What was settled and not yet written lies before what was in hand.
-        left = self.policy.window_events + self.policy.checkpoint_events - 1
+        left = self._in_flight_max
         begin = self.next_offset
         reach = max(min(self._reading.head, begin + Bitmap.LIMIT), begin)
         if not self.share.whole:

@@ -595,7 +595,11 @@ class Work:
     def _park(self, page: Page, due_at: Mapping[int, int], failure: Failure) -> None:
         for row, key in self._write(page, due_at, "waiting", failure):
             self.aside.park(row, int(page.hand[row.offset - page.start]), key)
-        self._settle(Some(page, np.fromiter(due_at, np.int64, len(due_at))), Outcome.PARKED)
+        if len(due_at) == 1:
+            [index] = due_at
+            self._settle_one(page, index, Outcome.PARKED)
+        else:
+            self._settle(Some(page, np.fromiter(due_at, np.int64, len(due_at))), Outcome.PARKED)
 
     def _write(self, page: Page, due_at: Mapping[int, int], state: str, failure: Failure) -> list[tuple[Row, Any]]:
         """Write events in memory as rows aside; returns these, and the key of each."""

@@ -59,7 +59,8 @@ class Blocks:
         return _copied(self._slice(offset))
 
     def _slice(self, offset: int) -> Batch:
-        return self._batches[bisect_right(self._list, offset) - 1].slice(Range(offset, offset + 1))
+        batch = self._batches[bisect_right(self._list, offset) - 1]
+        return batch if len(batch) == 1 else batch.slice(Range(offset, offset + 1))
 
     def about(self, row: int) -> About:
         """Return the key of one event, and its slot."""

@@ -49,10 +49,11 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 3600.0
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 5.0
+PACE_TIMES: Final = 8
 PACE_SECONDS: Final = 0.02
-"""After a commit settlements gather for twice the time that it took, and no longer than this: commits that follow each
-other without a pause would take the processor from the consumers, and the disk from their own commits. Nobody waits
-for one but a `flush`, or a shard that can hand over nothing more before it is written; these do not wait."""
+"""After a commit settlements gather for so many times as long as it took, and no longer than this: commits that follow
+each other closely would take the processor from the consumers, and the disk from their own commits. Nobody waits for
+one but a `flush`, or a shard that can hand over nothing more before it is written; these do not wait."""
 PURGE_ROWS: Final = 500
 """When so many parked rows are done, they are removed."""
 
@@ -162,7 +163,7 @@ class Committer(Loop):
         await self._write(entries)
         self._answer_flushes()
         ended = self._clock.monotonic()
-        self._next_at = ended + min(2 * (ended - now), PACE_SECONDS)
+        self._next_at = ended + min(PACE_TIMES * (ended - now), PACE_SECONDS)
         return 0.0
 
     async def _write(self, entries: list[Entry]) -> None:

@@ -263,7 +263,7 @@ class Member(Waiter):
 
     def spread(self) -> None:
         """Let every shard have the policy, with its consumer's part of the rate: as large as its part of the shards."""
-        policy, part = self.policy, self._part()
+        policy, part = self.policy.together if self.divided else self.policy, self._part()
         if policy.rate_per_second is not None and part:
             policy = policy.changed({"rate_per_second": policy.rate_per_second * part})
         self.rate.change(policy.rate_per_second, self.clock.monotonic())
@@ -271,6 +271,11 @@ class Member(Waiter):
             if seat.engine is not None and seat.engine.policy != policy:
                 seat.tell(PolicyChanged(policy))
                 self._dispatcher.monitor.beat(seat, policy.heartbeat_seconds)
+
+    @property
+    def divided(self) -> bool:
+        """Whether what is read is divided among several consumers of this process."""
+        return False
 
     def _part(self) -> float:
         """Return which part of the subscription is here."""
