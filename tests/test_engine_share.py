@@ -407,13 +407,14 @@ def test_as_many_are_suspects_as_several_consumers_of_an_owner_may_have_had_in_h
     before.tell(PolicyChanged(policy.together))
     in_hand = [offset for _ in range(20) for offset in before.ask()]
     assert len(in_hand) == 20
-    owner, alone = world.owner(range(slots), clean=False), []
+    owner = world.owner(range(slots), clean=False)
+    alone: list[int] = []
     for _ in range(100):
-        if not owner.shard.suspecting:
-            break
         offsets = owner.ask()
         owner.write()
-        alone += offsets if owner.shard.suspecting else []
+        if not owner.shard.suspecting:
+            break
+        alone += offsets
         owner.ack(*offsets)
         owner.write()
     assert set(in_hand) <= set(alone)
