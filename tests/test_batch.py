@@ -509,3 +509,13 @@ def test_a_key_is_found_at_all_of_its_places(even_max: int, data: st.DataObject)
     with changed(cols, EVEN_MAX=even_max):
         for key in few:
             assert cols.places_of(column, key).tolist() == [at for at, each in enumerate(keys[low:]) if each == key]
+
+
+@pytest.mark.parametrize("stated", [{}, {"id": ["a", None, None]}, {"source": [None, "elsewhere", None]}])
+def test_a_digest_is_that_of_the_identity_within_its_scope(stated: dict[str, list[str | None]]) -> None:
+    made = (Run(b"p" * 16, 0, 7, 2, 0), Run(b"q" * 16, 0, 1, 1, 0))
+    batch = Batch.build([b"x"] * 3, **stated).at(5, Place("t", 0, 1, "home", "c"), made)
+    for scope in ("t/one", "t/two", "t/one"):
+        for event in batch:
+            assert event.digest(scope) == xxhash.xxh3_128_digest("\0".join((scope, *event.identity)).encode())
+    assert len({event.digest(scope) for event in batch for scope in ("t/one", "t/two")}) == 6

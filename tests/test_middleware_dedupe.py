@@ -67,7 +67,7 @@ class Fake:
     """As much of a delivery as middleware asks for, where there must be very many."""
 
     def __init__(self, number: int) -> None:
-        self.identity = ("raw/mails", "penstock:raw", f"{number}")
+        self._digest = xxh3_128_digest(b"raw/mails\0penstock:raw\0%d" % number)
         self.subscription = "mails"
         self.position = number
 
@@ -260,7 +260,7 @@ async def test_rows_of_single_marks_are_read_however_many_there_are(tmp_path: Pa
     path, count = tmp_path / "marks.db", ROWS_MAX * 2 + 10
     with Dedupe(path) as dedupe:
         await mark(dedupe, -1)
-    marks = [xxh3_128_digest("\0".join(Fake(number).identity).encode()) for number in range(count)]
+    marks = [Fake(number)._digest for number in range(count)]
     with closing(sqlite3.connect(path)) as connection, connection:
         [(at,)] = connection.execute("SELECT marked_at FROM penstock_dedupe").fetchall()
         rows = [(each, at) for each in marks]
@@ -279,10 +279,11 @@ async def test_marks_outlive_their_process_once_they_are_written(tmp_path: Path)
 
 PROCESS = """
     import asyncio, os, signal, sys
+    from xxhash import xxh3_128_digest
     from penstock.bus.middleware.dedupe import Dedupe
 
     class Event:
-        identity = ("raw/mails", "penstock:raw", sys.argv[2])
+        _digest = xxh3_128_digest(bytes(1).join([b"raw/mails", b"penstock:raw", sys.argv[2].encode()]))
         subscription, position = "mails", 0
 
     async def handle():

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from xxhash import xxh3_128_digest
 
 from penstock import columns as cols
 from penstock.clock import us_to_datetime
@@ -69,7 +70,19 @@ class Place(NamedTuple):
 class Batch:
     """Events of one partition with consecutive offsets, or a selection of them."""
 
-    __slots__ = ("_expected", "_hashes", "_identities", "_kind", "_lists", "columns", "place", "rows", "runs", "start")
+    __slots__ = (
+        "_digests",
+        "_expected",
+        "_hashes",
+        "_identities",
+        "_kind",
+        "_lists",
+        "columns",
+        "place",
+        "rows",
+        "runs",
+        "start",
+    )
 
     def __init__(
         self,
@@ -89,6 +102,7 @@ class Batch:
         self._hashes: dict[int, tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]] = {}
         self._lists: dict[str, list[Any] | dict[int, Any] | None] = {}
         self._identities: list[tuple[str, str]] | None = None
+        self._digests: dict[str, list[bytes]] = {}
         self._expected: npt.NDArray[np.int64] | None = None
         self._kind: tuple[str, str | None] | Literal[False] | None = None
 
@@ -430,6 +444,21 @@ class Batch:
         self._identities = [(source or default, id_) for source, id_ in zip(sources, ids, strict=True)]
         return self._identities
 
+    def digests(self, scope: str) -> list[bytes]:
+        """Return 128 bits of what each event is known by within a scope; see `StoredEvent.digest`."""
+        names = self.columns.schema.names
+        if self.runs and "id" not in names and "source" not in names:
+            # As most are: without a text for each.
+            found = []
+            source = (self.place.source if self.place else None) or ""
+            for run in self.runs:
+                begin = f"{scope}\0{source}\0{run.id_prefix}".encode()
+                found += [xxh3_128_digest(begin + b"%d" % number) for number in run.sequences]
+        else:
+            found = [xxh3_128_digest("\0".join((scope, *identity)).encode()) for identity in self.identify()]
+        self._digests[scope] = found
+        return found
+
 
 def _plain(array: pa.Array) -> pa.Array:
     # Arrow builds a time zone object per timestamp (5 µs each); integers cost nothing.
@@ -538,6 +567,15 @@ class StoredEvent:
         # Taken from where it is kept, for one call less with each event.
         identities = batch._identities or batch.identify()  # noqa: SLF001 - the view of a batch
         return identities[self._row]
+
+    def digest(self, scope: str) -> bytes:
+        """Return 128 bits of its identity within a scope, which is different for any two that are different.
+
+        No secret is needed: whoever could make two identities alike could as well publish under the same one.
+        """
+        batch = self._batch
+        digests = batch._digests.get(scope) or batch.digests(scope)  # noqa: SLF001 - the view of a batch
+        return digests[self._row]
 
     @property
     def alike(self) -> tuple[tuple[str, str | None] | None, bytes]:

@@ -47,8 +47,18 @@ class Run(NamedTuple):
 
     def derived_ids(self) -> list[str]:
         """Return the ids of the run's events, for those whose publisher gave none."""
-        producer = self.producer.hex()
-        return [f"{producer}-{sequence}" for sequence in range(self.first_sequence, self.end_sequence)]
+        prefix = self.id_prefix
+        return [f"{prefix}{sequence}" for sequence in self.sequences]
+
+    @property
+    def id_prefix(self) -> str:
+        """What such an id begins with; the sequence follows."""
+        return f"{self.producer.hex()}-"
+
+    @property
+    def sequences(self) -> range:
+        """The sequences of its events."""
+        return range(self.first_sequence, self.end_sequence)
 
 
 def process_producer(now_us: int) -> bytes:

@@ -156,6 +156,11 @@ class Delivery(_Hand, Generic[T]):
         """Whose event it is, as `topic/subscription`, its source and its id: the same whenever and however it comes."""
         return (self._seat.scope, *self.event.identity)
 
+    @property
+    def _digest(self) -> bytes:
+        """128 bits of its identity: as good as that to recognise it by, and short."""
+        return self.event.digest(self._seat.scope)
+
     def once(self, connection: Any, *, scope: str | None = None) -> Once:
         """Mark it as handled in a transaction of yours: `with delivery.once(connection) as first: …`, or `async with`.
 

@@ -52,7 +52,16 @@ class TrialDelivery(Delivery[T]):
     @property
     def identity(self) -> tuple[str, str, str]:
         """What it would have if it were delivered."""
-        return (f"{self._topic.name}/{self._subscriber.name}", *self.event.identity)
+        return (self._scope, *self.event.identity)
+
+    @property
+    def _digest(self) -> bytes:
+        """The same."""
+        return self.event.digest(self._scope)
+
+    @property
+    def _scope(self) -> str:
+        return f"{self._topic.name}/{self._subscriber.name}"
 
     @property
     def stale(self) -> bool:
