@@ -257,8 +257,15 @@ class Acks:
         settled, self._events = self._events, {}
         for engine, (seat, events) in settled.items():
             if seat.engine is engine:
-                offsets = [event.offset for event in events]
-                seat.tell(Ack(Range(offsets[0], offsets[0] + 1) if len(offsets) == 1 else np.array(offsets, np.int64)))
+                seat.tell(Ack(_gathered([event.offset for event in events])))
+
+
+def _gathered(offsets: list[int]) -> Offsets:
+    """Return offsets as the engine takes them: as a range if they are one, which costs it much less."""
+    span = Range(offsets[0], offsets[0] + len(offsets))
+    if offsets[-1] == span.stop - 1 and offsets == list(span):
+        return span
+    return np.array(offsets, np.int64)
 
 
 class DeliveredBatch(_Hand):
