@@ -133,6 +133,16 @@ class Berth(SlotOwner):
 # --- claiming ---------------------------------------------------------------------------------
 
 
+def test_a_claim_is_in_a_hurry_until_it_is_written() -> None:
+    berth = World(10).berth(1)
+    assert not berth.shard.claiming
+    berth.tell(Want(5))
+    assert berth.shard.claiming
+    berth.write()
+    assert not berth.shard.claiming
+    assert berth.ask() == list(range(5))
+
+
 def test_nobody_has_anything_before_somebody_asks() -> None:
     world = World(10)
     berth = world.berth(1)

@@ -20,7 +20,7 @@ QUICK_SECONDS: Final = 0.05
 """What was claimed and is used up within this time was too little …"""
 SLOW_SECONDS: Final = 0.2
 """… and what lasts longer than this was too much."""
-AHEAD_MAX: Final = 240_000
+AHEAD_MAX: Final = 480_000
 """So many are claimed at a time, at most. A round number, as are those that logs are mostly written and read by: what a
 claim divides is read twice."""
 

@@ -73,7 +73,7 @@ STUCK_SECONDS: Final = 1.0
 """A window that is full of blocked lanes for so long is relieved by parking what is blocked."""
 OVERFLOW_ROWS: Final = 1_000
 UNWRITTEN_ROWS_MAX: Final = 2_000
-UNWRITTEN_EVENTS_MAX: Final = 1 << 18
+UNWRITTEN_EVENTS_MAX: Final = 1 << 19
 """With more than this unwritten nothing further is handed over, until the store takes it."""
 
 
@@ -244,6 +244,11 @@ class Shard:
     def bringing(self) -> bool:
         """Whether something is on its way that somebody was in need of: a claim, or a read."""
         return self._reading.under_way or (self._claims is not None and self._claims.under_way)
+
+    @property
+    def claiming(self) -> bool:
+        """Whether a claim of it is to be written: somebody may be in need of it soon."""
+        return self._claims is not None and self._claims.under_way
 
     @property
     def starving(self) -> bool:

@@ -176,7 +176,7 @@ class Seat:
     def waits_for_commit(self) -> bool:
         """Whether nothing can be handed over before something is written, or not for long."""
         engine = self.engine
-        return engine is not None and (engine.suspecting or engine.starving or engine.overfull)
+        return engine is not None and (engine.suspecting or engine.starving or engine.claiming or engine.overfull)
 
     @property
     def parted(self) -> bool:
