@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
+from collections.abc import Sequence
 from typing import NamedTuple
 
 PRODUCER_RUNS_KEPT = 64
@@ -56,7 +57,7 @@ class Run(NamedTuple):
         return f"{self.producer.hex()}-"
 
     @property
-    def sequences(self) -> range:
+    def sequences(self) -> Sequence[int]:
         """The sequences of its events."""
         return range(self.first_sequence, self.end_sequence)
 
