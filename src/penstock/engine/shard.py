@@ -309,7 +309,7 @@ class Shard:
 
     def has_for(self, slots: Slots | None) -> bool:
         """Whether an `Ask` for these slots makes any difference: it is answered, or will be when others are done."""
-        return self._claims is not None or self._suspects is not None or self._work.has_for(slots)
+        return self._suspects is not None or self._work.has_for(slots)
 
     @property
     def blocked_lanes(self) -> dict[int, int]:
