@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -52,6 +53,13 @@ async def test_calls_that_no_thread_is_free_for_wait_and_are_made_even_if_it_is_
     go.set()
     assert await asyncio.gather(*busy) == [True, True]
     assert 1 <= len(set(await asyncio.gather(*waiting))) <= 2
+
+
+async def test_what_a_call_returned_is_not_kept_by_its_thread(workers: Workers) -> None:
+    for _ in range(2):  # the first of a thread, and another one
+        kept = weakref.ref(await workers.call(threading.Event))
+        await workers.call(int, "1")
+        assert kept() is None
 
 
 async def test_threads_end_when_it_is_to_stop() -> None:
