@@ -569,7 +569,7 @@ class StoredEvent:
         return identities[self._row]
 
     def digest(self, scope: str) -> bytes:
-        """Return 128 bits of its identity within a scope, which is different for any two that are different.
+        """Return 128 bits of its identity within a scope, by which it can be told from any other.
 
         No secret is needed: whoever could make two identities alike could as well publish under the same one.
         """

@@ -293,11 +293,7 @@ class Once(_Block[bool]):
     __slots__ = ("_clock", "_execute", "_id", "_scope", "_source")
 
     def __init__(self, connection: Any, scope: str, source: str, id: str, *, clock: Clock = _CLOCK) -> None:
-        # What `_Block` does, without the call: there is one of these for each event.
-        self._kind = kind_of(connection)
-        self._connection = connection
-        self._begun = self.outermost = self._entered = False
-        self.outer = self.ended = None
+        super().__init__(connection)
         given: object = scope  # the annotation is what is to be checked
         if not isinstance(given, str) or not given or "\0" in given:
             raise UsageError(f"the scope of a mark is a text, not empty and without NUL, and not {scope!r}")
@@ -315,12 +311,7 @@ class Once(_Block[bool]):
         if not self._kind.plain or self._entered or connection.in_transaction:
             return super().__enter__()
         self._entered = True
-        # What `_occupies` does, likewise.
-        if _present.setdefault(id(connection), self) is self:
-            self.outermost = True
-            self.outer = _around.get()
-            _around.set(self)
-        elif not self._occupies():
+        if not self._occupies():
             raise self._occupied()
         try:
             try:
