@@ -495,8 +495,9 @@ def test_columns_are_all_alike_if_every_value_is_the_first(values: list[str | No
 
 
 @pytest.mark.parametrize("even_max", [0, cols.EVEN_MAX])
+@pytest.mark.parametrize("compared_max", [0, 2, cols.COMPARED_MAX])
 @given(data=st.data())
-def test_a_key_is_found_at_all_of_its_places(even_max: int, data: st.DataObject) -> None:
+def test_a_key_is_found_at_all_of_its_places(compared_max: int, even_max: int, data: st.DataObject) -> None:
     length = data.draw(st.sampled_from([1, 7, 8, 12]))
     alike = st.binary(min_size=length, max_size=length)
     few = data.draw(
@@ -506,7 +507,7 @@ def test_a_key_is_found_at_all_of_its_places(even_max: int, data: st.DataObject)
     keys = data.draw(st.lists(st.sampled_from(few) | missing, max_size=20))
     low = data.draw(st.integers(0, len(keys)))
     column = pa.array(keys, pa.binary()).slice(low)
-    with changed(cols, EVEN_MAX=even_max):
+    with changed(cols, EVEN_MAX=even_max, COMPARED_MAX=compared_max):
         for key in few:
             assert cols.places_of(column, key).tolist() == [at for at, each in enumerate(keys[low:]) if each == key]
 

@@ -55,6 +55,10 @@ PARTITION_SEED: Final = 0
 SLOT_SEED: Final = 1
 EVEN_MAX: Final = 1 << 16
 """Of so many keys it is remembered where they would be if they had the same length: a quarter of a megabyte each."""
+WORD: Final = 8
+"""So many bytes of keys of one length are compared at once …"""
+COMPARED_MAX: Final = 16
+"""… and so few keys one by one."""
 ONE_BY_ONE_MAX: Final = 1_000
 """So many keys are hashed one by one: below it, a call of the library for each costs less than numpy's for all."""
 
@@ -372,18 +376,26 @@ def all_alike(texts: pa.Array) -> bool:
 
 def places_of(keys: pa.Array, key: bytes) -> npt.NDArray[np.int64]:
     """Return at which places a key is."""
-    length = _length_of_all(keys) if len(keys) else 0
-    if length and length != len(key) and not keys.null_count:
-        return np.zeros(0, np.int64)
-    if length < 8 or keys.null_count:
+    if keys.null_count:
         found = pc.indices_nonzero(pc.equal(keys, pa.scalar(key, keys.type))).to_numpy()
         return np.asarray(found, np.int64)
-    # Their last bytes first, by which keys differ as a rule: a fraction of the time.
-    data = bytes_of(keys)
-    ends = np.ndarray(len(keys), "<u8", data, length - 8, (length,)).astype(np.uint64)
-    alike = np.flatnonzero(ends == np.uint64(int.from_bytes(key[-8:], "little")))
-    same = [data[place * length : (place + 1) * length].tobytes() == key for place in alike.tolist()]
-    return alike[np.array(same, np.bool_)]
+    # Their lengths first, and then their last bytes, by which keys differ as a rule: a fraction of the time.
+    length, of_all = len(key), _length_of_all(keys) if len(keys) else 0
+    if of_all and of_all != length:
+        return np.zeros(0, np.int64)
+    offsets, data = offsets_of(keys), bytes_of(keys)
+    if of_all >= WORD:
+        words = np.ndarray(len(keys), "<u8", data, length - WORD, (length,)).astype(np.uint64)
+        places = np.flatnonzero(words == np.uint64(int.from_bytes(key[-WORD:], "little")))
+    else:
+        places = np.flatnonzero(offsets[1:] - offsets[:-1] == length)
+    ends = offsets[1:] - offsets[0]
+    for back in range(1, min(length, WORD) + 1):
+        if len(places) <= COMPARED_MAX:
+            break
+        places = places[data[ends[places] - back] == key[-back]]
+    same = [data[end - length : end].tobytes() == key for end in ends[places].tolist()]
+    return places[np.array(same, np.bool_)]
 
 
 def digest(batch: pa.RecordBatch) -> int:
