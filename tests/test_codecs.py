@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.codecs import codec_for, codec_named, register_codec
+from penstock.codecs import codec_for, codec_named, reader_of, register_codec
 from penstock.errors import DecodeError, EncodeError, UsageError
 
 JSON, MSGPACK, RAW = codec_named("json"), codec_named("msgpack"), codec_named("raw")
@@ -625,3 +625,13 @@ def test_no_module_lets_threads_build_a_decoder() -> None:
                 kinds = [keyword.value for keyword in node.keywords if keyword.arg == "type"]
                 named = {name.id for kind in kinds for name in ast.walk(kind) if isinstance(name, ast.Name)}
                 assert named <= builtin, f"{path}:{node.lineno}: build the decoder of {named - builtin} at import"
+
+
+def test_a_codec_is_called_by_place_whatever_it_names_its_parameters() -> None:
+    class Reversed:
+        name, content_type = "reversed", "application/x-reversed"
+
+        def decode(self, payload: bytes, kind: type[Any]) -> Any:
+            return kind(payload[::-1])
+
+    assert reader_of(Reversed(), bytes)(b"abc") == b"cba"  # type: ignore[arg-type]

@@ -405,7 +405,7 @@ def reader_of(codec: Codec, cls: type[T]) -> Callable[[bytes], T]:
 
     For those who read very many, and ask `codec.decode` again for the one that could not be read, and for its error.
     """
-    return codec.readers[cls] if isinstance(codec, _MsgspecCodec) else partial(codec.decode, cls=cls)
+    return codec.readers[cls] if isinstance(codec, _MsgspecCodec) else lambda data: codec.decode(data, cls)
 
 
 def forget_classes() -> None:
