@@ -89,6 +89,23 @@ async def test_a_batch_holds_several_of_a_key_in_order_and_none_comes_again_befo
             await first.ack([11])
 
 
+@pytest.mark.parametrize("said", [[0, 1, 3], [3, 0, 1], [0, 3, 1, 3, 0]])
+async def test_events_of_a_batch_are_acked_in_whatever_order_they_are_named_and_however_often(
+    world: World, said: list[int]
+) -> None:
+    bus = world.bus()
+    await publish_keys(world, bus, "abcde", 1)
+    async with bus.consume(raw, "s", mode="exclusive") as consumer:
+        first = await world.done(anext(consumer.batches()))
+        assert first.offsets.tolist() == [0, 1, 2, 3, 4]
+        await first.ack(said)
+        await consumer.flush()
+        assert world.cursor("s").next_offset == 2
+        await first.ack([2])
+        await consumer.flush()
+        assert world.cursor("s").next_offset == 4
+
+
 @pytest.mark.parametrize("retries", [1, 5])
 async def test_a_failing_event_stalls_its_own_key_only(world: World, retries: int) -> None:
     bus = world.bus()

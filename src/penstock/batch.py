@@ -581,8 +581,12 @@ class StoredEvent:
     def alike(self) -> tuple[tuple[str, str | None] | None, bytes]:
         """The kind that it shares with all events of its batch, if it does, and the payload."""
         batch = self._batch
-        # What was found out once is taken from where it is kept, for one call less with each event.
-        return batch._kind or batch.kind, batch.value("data", self._row)  # noqa: SLF001 - the view of a batch
+        # What was found out once is taken from where it is kept, for two calls less with each event.
+        kind = batch._kind or batch.kind  # noqa: SLF001 - the view of a batch
+        try:
+            return kind, batch._lists["data"][self._row]  # type: ignore[index] # noqa: SLF001 - every event has data
+        except KeyError:
+            return kind, batch.value("data", self._row)
 
     def to_event(self) -> Event:
         """Return the envelope with everything resolved, independent of the batch."""

@@ -151,8 +151,10 @@ class Consumer(Generic[T]):
         queue, member = self._queue, self._member
         while queue:
             delivery = queue.popleft()
-            if delivery._seat.engine is delivery._engine and member is not None and not member.presence.lapsed_at(now):
-                return delivery
+            if delivery._seat.engine is delivery._engine and member is not None:
+                presence = member.presence
+                if now < presence.until or not presence.lapsed_at(now):
+                    return delivery
         return None
 
     async def _prefetched(self, *, singly: bool = True) -> bool:

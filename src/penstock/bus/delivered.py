@@ -6,6 +6,7 @@ or the subscription was moved, saying it raises `StaleDelivery`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -239,23 +240,19 @@ class Acks:
     """Acks of single deliveries that gather until they are told, which costs much less than to tell each by itself."""
 
     def __init__(self) -> None:
-        self._events: dict[Engine, tuple[Seat, list[StoredEvent]]] = {}
+        self._events: defaultdict[tuple[Seat, Engine], list[StoredEvent]] = defaultdict(list)
 
     def add(self, delivery: Delivery[Any]) -> None:
         """Take one."""
-        engine = delivery._engine
         delivery._said = delivery._done = True
-        known = self._events.get(engine)
-        if known is None:
-            known = self._events[engine] = (delivery._seat, [])
-        known[1].append(delivery.event)
+        self._events[delivery._seat, delivery._engine].append(delivery.event)
 
     def tell(self) -> None:
         """Tell them; those of shards that were lost, or loaded anew, meanwhile are handled again."""
         if not self._events:
             return
-        settled, self._events = self._events, {}
-        for engine, (seat, events) in settled.items():
+        settled, self._events = self._events, defaultdict(list)
+        for (seat, engine), events in settled.items():
             if seat.engine is engine:
                 seat.tell(Ack(_gathered([event.offset for event in events])))
 
@@ -365,9 +362,9 @@ class DeliveredBatch(_Hand):
             return self._all()
         mine = self.offsets
         if up_to is not None:
-            return [np.sort(mine[mine <= up_to])]
+            return [mine[mine <= up_to]]
         assert offsets is not None
-        wanted = np.unique(np.fromiter(offsets, np.int64))
+        wanted = np.fromiter(offsets, np.int64)  # in any order, and some twice: the engine minds both
         strangers = wanted[~np.isin(wanted, mine)]
         if len(strangers):
             raise UsageError(f"offset {strangers[0]} is not in this batch, {self!r}")

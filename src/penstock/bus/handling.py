@@ -74,7 +74,11 @@ class Worker:
         self.overdue = False
         """Whether it was cancelled because its time was over."""
         self.reported = 0.0
-        """When the log last said that it takes long."""
+        """When the log last said of it that something takes long; that may have been another event."""
+
+    def silent_since(self) -> float:
+        """Return since when the log has not said that what it works on takes long."""
+        return max(self.began, self.reported)
 
 
 class Handling:
@@ -267,8 +271,7 @@ class Handling:
         if handler is None and self.subscriber.ignore_others:
             self._say(delivery._discard)
             return
-        worker.reported, worker.overdue, worker.deadline = worker.began, False, None
-        worker.handler, worker.delivery = handler, delivery
+        worker.handler, worker.delivery, worker.deadline = handler, delivery, None
         seconds = delivery._engine.policy.timeout_seconds
         if seconds is not None:
             self._limit(worker, delivery, seconds)
@@ -295,6 +298,7 @@ class Handling:
         finally:
             worker.delivery = None
             if worker.overdue and worker.task is not None:
+                worker.overdue = False
                 worker.task.uncancel()  # it was for the handler's time alone, and that is over
 
     def _handler_of(self, delivery: Delivery[Any]) -> Handler | None:
@@ -402,9 +406,9 @@ class Handling:
                     self._end(worker, handler, delivery, now)
                 elif first is None or worker.deadline < first:
                     first = worker.deadline
-            elif worker.overdue and now - worker.reported > STUBBORN_SECONDS:
+            elif worker.overdue and now - worker.silent_since() > STUBBORN_SECONDS:
                 self._report(worker, now, f"{CANCELLED}; its lane waits")
-            if worker.deadline is None and now - worker.reported > SLOW_SECONDS:
+            if worker.deadline is None and now - worker.silent_since() > SLOW_SECONDS:
                 self._report(worker, now, "is slow")
         return first
 
@@ -414,7 +418,7 @@ class Handling:
             worker.overdue = True
             worker.reported = now
             worker.task.cancel()
-        elif now - worker.reported > STUBBORN_SECONDS or worker.reported == worker.began:
+        elif now - worker.silent_since() > STUBBORN_SECONDS or worker.reported <= worker.began:
             self._report(worker, now, f"{UNSTOPPABLE}; its lane waits")
 
     def _report(self, worker: Worker, now: float, what: str) -> None:

@@ -44,14 +44,14 @@ class Intake:
         lane = delivery._lane
         if lane is None:
             return None
-        waiting = self._behind[lane]
-        if delivery._done and waiting and not waiting[0].stale and not waiting[0]._paused:
-            return waiting.popleft()
+        waiting = self._behind.pop(lane)
         if waiting:
+            if delivery._done and not waiting[0].stale and not waiting[0]._paused:
+                self._behind[lane] = waiting
+                return waiting.popleft()
             _return(waiting)
         if not delivery._done:
             self._consumer._give_back(lane)
-        del self._behind[lane]
         return None
 
     def give_back(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 from penstock.errors import LeaseError, LeaseLost, PenstockError, StoreClosed
@@ -43,7 +44,8 @@ class Presence(Loop):
         self._seconds = lease_seconds
         self._lost = lost
         self._lease: Lease | None = None
-        self._present_until = 0.0
+        self.until = -inf
+        """Until when it is present for sure, by its own clock; after that `lapsed_at` is to be asked."""
         self._appearing = asyncio.Lock()
         self._held: set[int] = set()
         """The epochs of leases that were acquired here, and not given back."""
@@ -142,7 +144,7 @@ class Presence(Loop):
             lease = await self._host.call(self._host.store.leases.acquire, name, self._owner, self._seconds)
             if lease is None:
                 raise LeaseLost(f"lease {name!r} is held by another process, which has the same name")
-            self._lease, self._present_until = lease, began + self._seconds
+            self._lease, self.until = lease, began + self._seconds
             return lease
 
     @property
@@ -155,14 +157,14 @@ class Presence(Loop):
 
     def lapsed_at(self, now: float) -> bool:
         """Tell the same, for whoever has just looked at the clock."""
-        if self._lease is not None and now >= self._present_until:
+        if self._lease is not None and now >= self.until:
             self._vanished("it was silent for longer than its lease")
         return self._lease is None
 
     def _vanished(self, why: str) -> None:
         if self._lease is not None:
             logger.warning("this process, %s, was not present: %s; its shards are taken anew", self._owner, why)
-            self._lease = None
+            self._lease, self.until = None, -inf
             self.losses += 1
             self._lost()
 
@@ -173,7 +175,7 @@ class Presence(Loop):
             renewed = await self._host.call(self._host.store.leases.renew, [lease], self._seconds)
             if self._lease is lease:
                 if renewed:
-                    self._lease, self._present_until = renewed[0], began + self._seconds
+                    self._lease, self.until = renewed[0], began + self._seconds
                 else:
                     self._vanished("it was silent for longer than its lease")
         await self._release_orphans()
@@ -187,7 +189,7 @@ class Presence(Loop):
         """Renewing is not fenced."""
 
     async def _ended(self) -> None:
-        lease, self._lease = self._lease, None
+        lease, self._lease, self.until = self._lease, None, -inf
         if lease is not None:
             try:
                 await self._host.call(self._host.store.leases.release, lease)
