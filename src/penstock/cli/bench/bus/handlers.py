@@ -22,7 +22,7 @@ _files = count()
 
 def figures(directory: Path, sizes: Sizes, rounds: int) -> Iterator[Figure]:
     """Measure handlers."""
-    store, events, rounds = directory / "store", sizes.handled_events, min(rounds, sizes.rounds)
+    store, events, rounds = directory / "store", sizes.handled_events, min(rounds, sizes.handler_rounds)
     asyncio.run(filled(store, events, sizes.keys, sizes.batch_events))
     took = median_of(
         rounds,

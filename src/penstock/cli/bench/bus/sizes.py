@@ -14,8 +14,10 @@ class Sizes:
     keys: int = 5_000
     batch_events: int = 5_000
     """Of the log that they take them from."""
-    once_events: int = 10_000
+    once_events: int = 15_000
     """Each of which is a transaction of its own, and synced."""
+    handler_rounds: int = 9
+    """What handlers do wavers: syncs by a third from one second to the next, and when four buses have their parts."""
     sent_events: int = 150_000
     peer_events: int = 60_000
     rounds: int = 5
