@@ -336,12 +336,12 @@ def test_locks_of_files_that_were_removed_are_closed_and_no_others(
     gone = system_record_locks(removed)
     assert gone.try_lock(1)
     removed.unlink()
-    for number in range(20):
-        other = path.with_name(f"other-{number}")
+    others = [path.with_name(f"other-{number}") for number in range(20)]
+    for other in others:
         assert system_record_locks(other).try_lock(1)
         other.unlink()
     # The last one is there until the next file is opened; of what other tests have left open nothing is said.
-    assert open_files(path.parent) == [path.name, f"{other.name} (deleted)"]
+    assert open_files(path.parent) == [path.name, f"{others[-1].name} (deleted)"]
     with pytest.raises(OSError, match="Bad file descriptor"):
         gone.try_lock(1)
     assert gates.is_alive(7)
