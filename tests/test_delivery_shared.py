@@ -12,7 +12,7 @@ import pytest
 from tests.deliveries import Running, World, acked, kept, raw, wide
 
 from penstock.engine import claims
-from penstock.errors import StaleDelivery, SubscriptionMismatch
+from penstock.errors import StaleDelivery, StoreUnavailable, SubscriptionMismatch
 from penstock.offsets import Range
 from penstock.rows import Cursor, ParkedFilter
 from penstock.runtime import modes, sharing, subscriptions
@@ -219,6 +219,66 @@ async def test_what_a_killed_process_had_goes_to_another(world: World) -> None:
         assert lost <= set(two.offsets)
     assert world.outcomes("s") == {"acked": list(range(80))}
     assert unsettled_of(world.cursor("s")) == {}
+
+
+async def test_what_a_process_had_that_ends_while_another_looks_goes_to_that_one(world: World) -> None:
+    first, second = world.bus(), world.bus()
+    leases = world.store.whole.leases
+    async with world.running(consume(first), kept) as one:
+        await world.run(SEEN)
+        [process] = leases.held("process/")
+        async with world.running(consume(second), takes(world, 0.01)) as two:
+            await world.run(SEEN)
+            await publish(world, second, 80)
+            await world.until(lambda: one.taken and len(one.taken) + len(two.taken) >= 80, within=5)
+            lost = set(one.offsets)
+            await world.kill(first, one)
+            [crew] = world.dispatcher(second).crews.values()
+
+            def ends_after_the_first(held: Any, prefix: str) -> Any:
+                found = held(prefix)
+                if prefix != "member/" and leases.holder(process.name) is not None:
+                    leases.release(process, clean=False)
+                return found
+
+            world.store.hooks["leases.held"] = ends_after_the_first
+            crew._news = True
+            await world.until(lambda: world.cursor("s").next_offset == 80, within=5)
+            assert leases.holder(process.name) is None
+            assert lost <= set(two.offsets)
+    assert world.outcomes("s") == {"acked": list(range(80))}
+
+
+async def test_who_could_not_look_at_what_was_left_behind_looks_again(world: World) -> None:
+    first, second = world.bus(), world.bus()
+    async with world.running(consume(first), kept) as one, world.running(consume(second), takes(world, 0.01)) as two:
+        await world.run(SEEN)
+        await publish(world, second, 80)
+        await world.until(lambda: one.taken and len(one.taken) + len(two.taken) >= 80, within=5)
+        await world.kill(first, one)
+        world.store.fail("parked.waiting", StoreUnavailable("it is busy"), times=1)
+        await world.until(lambda: world.cursor("s").next_offset == 80, within=15)
+        assert set(one.offsets) <= set(two.offsets)
+
+
+async def test_the_end_of_another_that_is_heard_of_while_one_looks_is_news(world: World) -> None:
+    first, second = world.bus(), world.bus()
+    async with world.running(consume(first)), world.running(consume(second)):
+        await world.run(SEEN)
+        [crew] = world.dispatcher(second).crews.values()
+        before = list(crew._consumers)
+        assert (len(before), crew.restless) == (2, False)
+
+        def heard_of_meanwhile(held: Any, prefix: str) -> Any:
+            found = held(prefix)
+            crew.hear(before[:1])
+            return found
+
+        world.store.hooks["leases.held"] = heard_of_meanwhile
+        crew._news = True
+        await world.done(crew.balance())
+        world.store.heal()
+        assert crew.restless
 
 
 async def test_what_the_only_process_left_behind_is_found_by_the_next_one(world: World) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.engine.messages import ConsumerLeft
 from penstock.errors import StaleDelivery
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from penstock.runtime.member import AtWork
     from penstock.runtime.seat import Seat
 
+
+V = TypeVar("V")
 
 BUSY_SECONDS: Final = 1.0
 """A consumer that has not asked for so long is busy with one event: what it has not begun is for the others."""
@@ -237,10 +239,19 @@ class Crew(Member, ABC):
             for place in list(self.places.values()):
                 if place.lease is None:
                     place.lease = await presence.acquire(f"{self.members}{place.owner}", place.owner)
-            await self._balance()
+            try:
+                await self._balance()
+            except BaseException:
+                self._news = True  # what was there to be seen may not have been seen to
+                raise
+
+    async def _looked(self, look: Callable[[], V]) -> V:
+        """Look at the store; what is heard meanwhile is news, whatever was seen."""
+        self._news = False
+        return await self._dispatcher.host.call(look)
 
     def _know_consumers(self, consumers: list[Lease]) -> None:
-        self._consumers, self._news = sorted(lease.name for lease in consumers), False
+        self._consumers = sorted(lease.name for lease in consumers)
 
     def _lose_seat(self, seat: Seat, why: str) -> None:
         seat.lose(why)

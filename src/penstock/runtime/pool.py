@@ -180,7 +180,7 @@ class Pool(Crew):
         for seat in self._superfluous():
             await seat.leave()
             self._forget_seats({seat})
-        view = await self._dispatcher.host.call(self._look)
+        view = await self._looked(self._look)
         self._meet(view.consumers)
         disowned = await self._compare(view)
         mine = {seat.shard for seat in self.seats}
@@ -212,6 +212,9 @@ class Pool(Crew):
     def _look(self) -> View:
         store, log_id, name = self._dispatcher.host.store, self.topic.log_id, self.subscription.name
         prefix = shards_prefix(log_id, name)
+        # Before what they have: whoever is gone here has nothing there, and that one ends later is news. The other way
+        # round nobody would take what one has left behind who ended in between, and was known to be gone.
+        consumers = store.leases.held(self.members)
         # Before the cursors: what is released after this look is found by the next one.
         taken = {}
         for lease in store.leases.held(prefix):
@@ -225,7 +228,7 @@ class Pool(Crew):
             if claims_of(cursor, NOBODY):
                 freed.add(cursor.shard.partition)
         left = sorted(shard for shard in filled if shard not in taken and shard.slot != NOBODY)
-        return View(store.leases.held(self.members), taken, left, freed)
+        return View(consumers, taken, left, freed)
 
     def _meet(self, consumers: list[Lease]) -> None:
         """Note who is there; whoever was alone has claimed much, and shares it with those who come."""

@@ -120,7 +120,7 @@ class Team(Crew):
 
     async def _balance(self) -> None:
         """Let go of what is too much, and take what is missing and free."""
-        view = await self._dispatcher.host.call(self._look)
+        view = await self._looked(self._look)
         self._know_consumers(view.consumers)
         self._drop_lost(view)
         await self._disown(view)
@@ -131,8 +131,9 @@ class Team(Crew):
 
     def _look(self) -> View:
         leases = self._dispatcher.host.store.leases
+        consumers = leases.held(self.members)  # before what they have: whoever is gone here has nothing there
         slots = {int(lease.name.removeprefix(self._slots)): lease for lease in leases.held(self._slots)}
-        return View(leases.held(self.members), slots)
+        return View(consumers, slots)
 
     def _drop_lost(self, view: View) -> None:
         """Give up holdings of which somebody else has a slot."""
