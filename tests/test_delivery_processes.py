@@ -16,6 +16,7 @@ from tests.deliveries import records_of
 from tests.delivery_children import NAME, PATIENCE_SECONDS, Consuming, settings_of, topic
 
 from penstock import Batch, Bus
+from penstock.errors import WriterStalled
 from penstock.offsets import RangeSet
 from penstock.rows import ParkedFilter, Shard
 from penstock.stores import open_store
@@ -56,6 +57,23 @@ class Scene:
     def start(self, **options: Any) -> Consuming:
         self._children.append(Consuming(self.root, self.journal, self.log, **options))
         return self._children[-1]
+
+    async def freeze(self, child: Consuming) -> None:
+        """Stop a process, but not while it has the turn to write: nobody else could write then, and would say so."""
+        while True:
+            child.signal(signal.SIGSTOP)
+            try:
+                await asyncio.to_thread(self._write)
+            except WriterStalled:
+                child.signal(signal.SIGCONT)
+            else:
+                return
+
+    def _write(self) -> None:
+        with closing(open_store(f"file:{self.root}", settings=settings_of(self.root, 60.0))) as store:
+            lease = store.leases.acquire("written", "the test", 60.0)
+            assert lease is not None
+            store.leases.release(lease)
 
     def dispose(self) -> None:
         for child in self._children:
@@ -138,7 +156,7 @@ async def test_the_same_consumer_id_takes_over_from_its_frozen_ghost_which_is_to
     await scene.publish(20)
     ghost = scene.start(mode="exclusive", consumer_id="worker-1", hold=True)
     held = await ghost.hears("delivered")
-    ghost.signal(signal.SIGSTOP)
+    await scene.freeze(ghost)
     successor = scene.start(mode="exclusive", consumer_id="worker-1")
     await successor.hears("ready")
     assert await scene.drained(successor)
@@ -184,7 +202,7 @@ async def test_a_frozen_process_is_replaced_within_two_leases_and_refused_when_i
     held = await frozen.hears("delivered")
     standby = scene.start(mode="failover", lease_seconds=1.0)
     await standby.hears("ready")
-    frozen.signal(signal.SIGSTOP)
+    await scene.freeze(frozen)
     begun = time.monotonic()
     await standby.hears("delivered")
     print(f"\ntakeover after a freeze, with a lease of 1 s: {time.monotonic() - begun:.2f} s")  # noqa: T201 - a figure for people

@@ -93,7 +93,7 @@ async def test_a_frozen_process_loses_its_part_and_is_refused_when_it_wakes_up(s
     held = await frozen.hears("delivered")
     other = scene.start(mode=mode, lease_seconds=1.0)
     await other.hears("ready")
-    frozen.signal(signal.SIGSTOP)
+    await scene.freeze(frozen)
     begun = time.monotonic()
     assert await scene.drained(other)
     print(f"\ntakeover after a freeze, with a lease of 1 s: {time.monotonic() - begun:.2f} s")  # noqa: T201 - a figure for people
