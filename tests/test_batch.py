@@ -488,6 +488,17 @@ def test_cells_are_the_same_whichever_were_expected() -> None:
     assert [event.to_event() for event in some] == expected, "one that was not expected is there all the same"
 
 
+def test_who_asks_while_another_finds_out_that_all_are_wanted_is_answered() -> None:
+    batch = Batch.build([b"%d" % number for number in range(20)], key=[f"key-{number}" for number in range(20)])
+    batch.expect(np.array([3, 7]))
+    assert [batch.value("data", row) for row in (3, 7)] == [b"3", b"7"]
+    values = batch._lists["data"]
+    # As if this were another thread, which had found the values before they were replaced.
+    assert batch.value("key", 8) == b"key-8"
+    assert batch._lists["data"] is values, "what others look at stays until there is something better"
+    assert (batch.value("data", 3), batch.value("data", 8)) == (b"3", b"8")
+
+
 @given(st.lists(st.none() | st.text(max_size=3), min_size=1, max_size=8), st.integers(0, 7))
 def test_columns_are_all_alike_if_every_value_is_the_first(values: list[str | None], low: int) -> None:
     texts = pa.array(values, pa.string()).slice(min(low, len(values) - 1))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.engine_world import WALL_US, World, keyed, offsets_of, plain
+from numpy.typing import NDArray
+from tests.engine_world import WALL_US, Source, World, keyed, offsets_of, plain
 
 from penstock.engine import pages
 from penstock.engine.lanes import Lanes
@@ -127,6 +128,25 @@ def test_a_step_that_only_counts_attempts_has_no_record() -> None:
     assert world.store.number == 1
 
 
+def test_what_is_others_is_passed_whether_it_was_settled_before_or_not() -> None:
+    settled = Bitmap(10)
+    settled.set(13)
+    progress = Progress(next_offset=10, settled=settled.to_bytes(), attempts={}, generation=0, number=0)
+    assert progress.known_until == 14
+    progress.pass_read(np.array([11, 13]))
+    progress.pass_read(np.array([14, 17]))
+    assert (progress.next_offset, progress.dirty) == (10, False)
+    progress.settle(Outcome.ACKED, np.array([10, 12, 15]))
+    assert progress.next_offset == 16
+    progress.pass_read(np.array([18]))
+    progress.settle(Outcome.ACKED, Range(16, 17))
+    assert progress.next_offset == 19
+    step = progress.take()
+    assert step is not None
+    assert (step.next_offset, step.settled) == (19, b"")
+    assert _settled(step) == {Outcome.ACKED: [10, 12, 15, 16]}
+
+
 def test_progress_is_written_by_count_or_after_a_time() -> None:
     world = World(auto=False, policy=Policy(checkpoint_events=3, checkpoint_seconds=2))
     world.publish(*plain(5))
@@ -237,6 +257,38 @@ def test_a_page_that_few_events_keep_alive_is_narrowed_to_them_if_it_keeps_much(
     assert offsets_of(world.delivered[-1]) == list(range(91, 100))
     world.tell(Ack(Range(91, 100)))
     assert list(world.shard._work.pages) == []
+
+
+def test_what_is_open_of_a_large_page_is_estimated_until_it_is_narrowed() -> None:
+    sizes = np.ones(1_000, np.int64)
+    sizes[-1] = 9_001
+    asked: list[str] = []
+
+    def measured() -> NDArray[np.int64]:
+        asked.append("sizes")
+        return sizes
+
+    chunk = Chunk(
+        Range(0, 1_000),
+        nbytes=10_000,
+        sizes=measured,
+        lanes=None,
+        expiries=None,
+        appended_at=sizes,
+        source=Source(0, range(1_000)),
+    )
+    kept = pages.Pages(0)
+    kept.add(chunk)
+    [page] = kept
+    for start in range(0, 900, 100):
+        kept.move(pages.Some(page, np.arange(start, start + 100)), pages.GONE)
+    assert (kept.open_bytes, kept.gone_bytes) == (1_000, 9_000)
+    assert asked == [], "to measure each event takes long, in the event loop"
+    kept.sweep(8_999)
+    assert page.narrowed
+    assert (kept.open_bytes, kept.gone_bytes) == (9_100, 0)
+    kept.move(pages.Some(page, np.arange(900, 1_000)), pages.GONE)
+    assert (kept.open_bytes, kept.gone_bytes) == (0, 0)
 
 
 def test_small_pages_that_few_events_keep_alive_are_narrowed_when_they_are_many(

@@ -52,6 +52,8 @@ STORED_SCHEMA: Final = pa.schema(
 KIND_EVENTS_MIN: Final = 16
 """Of fewer events it is not looked at whether all are alike."""
 
+_UNKNOWN: Final[Any] = object()
+
 NEVER: Final = np.iinfo(np.int64).max
 """The expiry of an event that does not expire."""
 
@@ -409,23 +411,25 @@ class Batch:
 
     def value(self, name: str, row: int) -> Any:
         """Return one cell as Python sees it; the column is converted once, when first asked for."""
-        if name not in self._lists:
-            self._lists[name] = self._listed(name)
-        values = self._lists[name]
+        # Threads may ask at the same time: each goes on with what it found or made, whatever is there by now.
+        values = self._lists.get(name, _UNKNOWN)
+        if values is _UNKNOWN:
+            values = self._lists[name] = self._listed(name)
         if values is None:
             return None
         try:
             return values[row]
         except KeyError:  # it was not expected
             self._expected = None
-            self._lists.clear()
-            return self.value(name, row)
+            values = self._lists[name] = self._all_listed(name)
+            return None if values is None else values[row]
 
     def _listed(self, name: str) -> list[Any] | dict[int, Any] | None:
-        if self._expected is None or name == "id" or name not in self.columns.schema.names:
+        expected = self._expected
+        if expected is None or name == "id" or name not in self.columns.schema.names:
             return self._all_listed(name)
-        some = _plain(self.columns.column(name)).take(pa.array(self._expected))
-        return dict(zip(self._expected.tolist(), some.to_pylist(), strict=True))
+        some = _plain(self.columns.column(name)).take(pa.array(expected))
+        return dict(zip(expected.tolist(), some.to_pylist(), strict=True))
 
     def _all_listed(self, name: str) -> list[Any] | None:
         stored = _plain(self.columns.column(name)).to_pylist() if name in self.columns.schema.names else None

@@ -105,8 +105,8 @@ class Some(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they are; of a part, about how many."""
-        if self.part is not None and self.page.parts is not None:
+        """How many bytes they are; of a page whose events nobody has measured, about how many."""
+        if not self.page.measured:
             return self.page.nbytes * self.size // self.page.size
         return self.page.nbytes_of(self.rows)
 
@@ -227,8 +227,9 @@ class Page:
     def _dissolve(self, parts: Parts) -> None:
         self._make_columns()
         for rows, state, hand in zip(parts.divided.rows, parts.states, parts.hands, strict=True):
-            if state != READY or hand:
+            if state != READY:
                 self._state[rows] = state
+            if hand:
                 self._hand[rows] = hand
         self.parts = None
 
@@ -391,6 +392,11 @@ class Page:
             return About(None, int(self.slots[row]))
         return chunk.about(self.start + row - chunk.span.start)
 
+    @property
+    def measured(self) -> bool:
+        """Whether the size of each event is known, or quickly is; of large pages it takes the event loop too long."""
+        return self._sizes is not None or self.size < RUN_MIN
+
     def nbytes_of(self, rows: Rows) -> int:
         """Return how many bytes these are."""
         if isinstance(rows, slice) and rows.stop - rows.start == self.size:
@@ -409,8 +415,8 @@ class Page:
             mine = indexes[chunk_of == at]
             yield Stretch(self.chunks[at], mine - starts[at], mine + self.start)
 
-    def narrow(self) -> None:
-        """Give up the memory of what is gone."""
+    def narrow(self) -> int:
+        """Give up the memory of what is gone; returns how many bytes more than was said are open."""
         self.narrowed = True
         self.gone_bytes = 0
         open_ = Some(self, self.in_state(READY, HELD, DELAYED))
@@ -421,6 +427,8 @@ class Page:
             chunk.slots(self.slot)
             chunk.sizes()
             chunk.narrow(left.get(chunk.span.start))
+        said, self.open_bytes = self.open_bytes, int(self.sizes[open_.rows].sum())
+        return self.open_bytes - said
 
     # --- states -------------------------------------------------------------------------------
 
@@ -587,7 +595,7 @@ class Pages:
             self.watcher.moved(page, row, before, to)
 
     def _count_gone(self, page: Page, nbytes: int) -> None:
-        # What is said of a part is about right: it comes right when the last one goes.
+        # What is said may be about right: it comes right when the page is narrowed, or the last one goes.
         nbytes = min(nbytes, page.open_bytes) if page.open else page.open_bytes
         page.open_bytes -= nbytes
         self.open_bytes -= nbytes
@@ -618,7 +626,7 @@ class Pages:
             # A page that has grown by what was joined to it since comes again when that is gone.
             if page.open * NARROW_FROM <= page.size:
                 self.gone_bytes -= page.gone_bytes
-                page.narrow()
+                self.open_bytes += page.narrow()
 
     # --- finding ------------------------------------------------------------------------------
 

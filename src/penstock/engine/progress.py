@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LATENCIES: Final = 40
 """How many buckets there are: the last but one ends at 2**38 microseconds, about three days."""
 UNNOTED_MAX: Final = 1 << 16
-"""So many events may be acked and not in the bitmap yet."""
+"""So many events may be acked, or passed over, and not in the bitmap yet."""
 
 
 class Outcomes(Mapping[Outcome, RangeSet]):
@@ -82,7 +82,7 @@ class Progress:
         self._gathering: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
         """Ranges of which some was acked, and not all: as a rule the rest is soon, and then it is one range …"""
         self._unnoted: list[NDArray[np.int64]] = []
-        """Acked, and not in the bitmap yet: together they cost less …"""
+        """Acked, or others', and not in the bitmap yet: together they cost less …"""
         self._unnoted_events = 0
         """… and how many that are."""
         self._writing: Step | None = None
@@ -197,6 +197,9 @@ class Progress:
 
     def _note_acked(self, offsets: NDArray[np.int64]) -> None:
         self._acked_many.append(offsets)
+        self._note(offsets)
+
+    def _note(self, offsets: NDArray[np.int64]) -> None:
         self._unnoted.append(offsets)
         self._unnoted_events += len(offsets)
 
@@ -247,11 +250,16 @@ class Progress:
         bitmap = self.bitmap
         if isinstance(offsets, Range):
             bitmap.set_range(offsets)
-        elif len(offsets) and int(offsets[0]) >= bitmap.end:
-            bitmap.set_new(offsets)  # the usual case: it has just been read
         else:
             bitmap.set_many(offsets)
         bitmap.advance()
+
+    def pass_read(self, offsets: Offsets) -> None:
+        """Do the same for what was read, and was neither settled nor passed over since."""
+        if isinstance(offsets, Range) or not len(offsets) or int(offsets[0]) < self.known_until:
+            self.pass_over(offsets)
+        else:
+            self._note(offsets)  # the usual case: nothing of it was settled before it was read
 
     def forget(self, offsets: Iterable[int]) -> None:
         """Forget attempts at what is not this owner's: they are others' to count."""

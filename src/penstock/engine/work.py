@@ -133,7 +133,7 @@ class Work:
     def _give_up(self, some: Some) -> None:
         """Let events in memory that nobody holds be others'."""
         self.pages.move(some, GONE)
-        self.progress.pass_over(some.offsets)
+        self.progress.pass_read(some.offsets)
         if self.progress.attempts:
             known = self.progress.attempts.keys() & frozenset((some.indexes + some.page.start).tolist())
             self.progress.forget(known)
