@@ -120,16 +120,19 @@ def test_a_read_ends_before_there_are_more_of_its_own_than_asked_for(
     everything = read(log, slotted=True, division=Division([own]))[0].slots(PARTITION.number % SLOTS)
     mine = np.flatnonzero(own[everything]).tolist()
     stop = mine[own_max] if own_max < len(mine) else 100
+    stop = stop if stop == 100 else stop // block * block or stop  # with a block, if one has ended by then
     [chunk] = read(log, slotted=True, division=Division([own]), own_max=own_max)
     assert (chunk.span.start, chunk.span.stop) == (0, stop)
     assert chunk.divided is not None
-    assert np.asarray(chunk.divided.rows[0]).tolist() == mine[:own_max]
+    handed = np.asarray(chunk.divided.rows[0]).tolist()
+    assert handed == [row for row in mine if row < stop]
+    assert len(handed) <= own_max
     assert [event.key for event in chunk.source.events(slice(0, stop))] == [
         None if key is None else key.encode() for key in keys[:stop]
     ]
 
 
-@pytest.mark.parametrize(("slot", "count"), [(PARTITION.number, 12), (PARTITION.number + 1, 50)])
+@pytest.mark.parametrize(("slot", "count"), [(PARTITION.number, 10), (PARTITION.number + 1, 50)])
 def test_a_read_of_events_without_keys_is_limited_to_those_of_their_slot(slot: int, count: int) -> None:
     chunks = read(Log([None] * 50, 10), slotted=True, division=Division([slots_of([slot])]), own_max=12)
     assert sum(len(chunk.span) for chunk in chunks) == count
@@ -157,6 +160,15 @@ def test_a_key_that_is_looked_for_does_not_change_whose_the_others_are(
         assert chunk.slots(PARTITION.number).tolist() == slots
         assert chunk.divided is not None
         assert np.asarray(chunk.divided.rows[0]).tolist() == [row for row, slot in enumerate(slots) if own[slot]]
+
+
+@pytest.mark.parametrize(("own_max", "stop"), [(5, 5), (10, 10), (14, 10), (29, 20), (30, 30), (90, 30)])
+def test_a_read_that_ends_before_there_are_too_many_ends_with_a_block_if_it_can(own_max: int, stop: int) -> None:
+    log = Log([f"key-{number}" for number in range(30)], 10)
+    everything = Division([slots_of(range(SLOTS))])
+    chunks = read(log, slotted=True, division=everything, own_max=own_max)
+    assert chunks[0].span.start == 0
+    assert chunks[-1].span.stop == stop
 
 
 def test_a_page_that_is_narrowed_keeps_no_block() -> None:

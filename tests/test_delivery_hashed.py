@@ -108,12 +108,13 @@ def test_no_more_is_kept_than_may_be(calls: list[int]) -> None:
     assert calls[-3:] == [4 * COUNT] * 3
 
 
-def test_what_is_shared_cannot_be_written_to() -> None:
+def test_what_is_remembered_is_nobody_elses() -> None:
     remembered = Remembered()
-    for _ in range(3):
-        slots = remembered.of(PARTITION, [a_block(0)])
-        with pytest.raises(ValueError, match="read-only"):
-            slots[0] = 1
+    block = a_block(0)
+    for _ in range(4):
+        slots = remembered.of(PARTITION, [block])
+        assert slots.tolist() == expected([block])
+        slots[:] = 1
 
 
 def test_a_child_does_not_wait_for_a_thread_that_it_does_not_have() -> None:

@@ -160,6 +160,9 @@ def read_items(
             if len(own) > left:
                 if stop := int(own[left]):
                     begin = run[0].start
+                    # At the end of a block, if there is one: what is read of it in two parts is hashed by everybody.
+                    ends = [batch.range.stop - begin for batch in run]
+                    stop = max((end for end in ends if end <= stop), default=stop)
                     items += divide(_cut(run, begin, begin + stop), None if slots is None else slots[:stop])
                 break
             left -= len(own)

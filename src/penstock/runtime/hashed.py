@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     Slots = npt.NDArray[np.int64]
     Identity = tuple[Partition, int, int, tuple[Run, ...]]
 
-KEPT_BLOCKS: Final = 256
+KEPT_BLOCKS: Final = 1_024
 """So many blocks are remembered …"""
-KEPT_EVENTS: Final = 1 << 19
+KEPT_EVENTS: Final = 1 << 22
 """… and no more events than this: 4 MiB of slots."""
 EVENTS_MIN: Final = 512
 """Smaller blocks are not: to look for each takes as long as to hash them together …"""
@@ -53,14 +53,14 @@ class Remembered:
     def begin(self) -> None:
         """Remember nothing; also after a fork, whatever a thread was at that is not in the child."""
         self._lock = threading.Lock()
-        self._seen: OrderedDict[Identity, Slots | None] = OrderedDict()
-        """What was read last, and its slots where they were kept."""
+        self._seen: OrderedDict[Identity, npt.NDArray[np.uint8] | None] = OrderedDict()
+        """What was read last, and its slots where they were kept: a byte for each."""
         self._events = 0
         self._hope: dict[Partition, int] = {}
         """Of which partitions blocks are kept, and how many more."""
 
     def of(self, partition: Partition, batches: Sequence[Batch]) -> Slots:
-        """Return the slot of each event of these batches; not to be written to."""
+        """Return the slot of each event of these batches."""
         identities = [_identity(partition, batch) for batch in batches]
         known = self._find(partition, identities)
         unknown = [batch for batch, slots in zip(batches, known, strict=True) if slots is None]
@@ -88,16 +88,15 @@ class Remembered:
                 else:
                     self._seen[identity] = None
                     self._forget()
-            return [None if identity is None else self._seen.get(identity) for identity in identities]
+            found = [None if identity is None else self._seen.get(identity) for identity in identities]
+        return [None if slots is None else slots.astype(np.int64) for slots in found]
 
     def _keep(self, partition: Partition, identity: Identity, slots: Slots) -> None:
         with self._lock:
             hope = self._hope.get(partition, 0) - 1
-            if hope >= 0 and self._seen.get(identity, slots) is None and len(slots) <= self._events_max:
+            if hope >= 0 and identity in self._seen and self._seen[identity] is None and len(slots) <= self._events_max:
                 self._hope[partition] = hope
-                # A slice would keep all that was hashed with it.
-                alone = slots.base is None or slots.base.nbytes == slots.nbytes
-                self._seen[identity] = slots if alone else slots.copy()
+                self._seen[identity] = slots.astype(np.uint8)
                 self._events += len(slots)
                 self._forget()
             elif hope < 0:
@@ -123,9 +122,7 @@ def _identity(partition: Partition, batch: Batch) -> Identity | None:
 def _hashed(batches: Sequence[Batch], keyless: int) -> Slots:
     hashes, present = hashes_of([batch.keys for batch in batches], SLOT_SEED)
     slots = (hashes & np.uint64(SLOTS - 1)).view(np.int64)
-    slots = slots if present is None else np.where(present, slots, keyless)
-    slots.flags.writeable = False
-    return slots
+    return slots if present is None else np.where(present, slots, keyless)
 
 
 def _joined(slots: list[Slots]) -> Slots:
