@@ -251,7 +251,10 @@ class World:
         if timer is not None and timer <= self.monotonic and not isinstance(told, Tick):
             self.tell(Tick())  # so that what time does is not mixed with what the input does
         before = self._codes()
+        worth_asking = self.shard.has_for(None)
         outputs = self.shard.handle(told, self.now)
+        if not worth_asking:
+            assert not any(isinstance(output, Deliver) for output in outputs), "nobody would have asked"
         self._note_transitions(before, told)
         for output in outputs:
             match output:

@@ -160,6 +160,23 @@ def test_nothing_is_fetched_before_it_is_written() -> None:
     assert world.fetches[0].offsets == (0, 1)
 
 
+def test_nobody_need_ask_for_what_waits_aside_before_it_is_in_memory() -> None:
+    world = World()
+    world.publish(*keyed(7, 7))
+    world.ask(1)
+    world.nack(0, delay=60)
+    assert world.shard.parked == 2
+    assert not world.shard.has_for(None)
+    world.auto = False
+    world.wait(60)
+    assert not world.shard.has_for(None), "it is fetched, and that it came is news"
+    world.answer_fetch()
+    assert world.shard.has_for(None)
+    assert world.ask(1) == [0]
+    world.ask(1)
+    assert world.shard.unanswered, "its follower is in memory, and may be handed over when it is done"
+
+
 def test_what_follows_a_row_is_not_fetched_with_it_before_it_is_written() -> None:
     world = World()
     world.publish(*keyed(7))

@@ -389,6 +389,8 @@ def places_of(keys: pa.Array, key: bytes) -> npt.NDArray[np.int64]:
         places = np.flatnonzero(words == np.uint64(int.from_bytes(key[-WORD:], "little")))
     else:
         places = np.flatnonzero(offsets[1:] - offsets[:-1] == length)
+    if not len(places):
+        return places
     ends = offsets[1:] - offsets[0]
     for back in range(1, min(length, WORD) + 1):
         if len(places) <= COMPARED_MAX:

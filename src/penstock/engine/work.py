@@ -193,8 +193,11 @@ class Work:
         return Choice(rows, somes)
 
     def has_for(self, slots: Slots | None) -> bool:
-        """Whether there is anything that could be handed over of these slots, now or when others are done."""
-        if len(self.aside) or self.pages.delayed:
+        """Whether there is anything that could be handed over of these slots, now or when others are done.
+
+        What waits aside counts once it is in memory: it is news when it comes there.
+        """
+        if self.aside.ready or self.pages.delayed:
             return True
         return any(page.ready and page.has_ready(slots) for page in self.pages)
 

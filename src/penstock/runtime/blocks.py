@@ -213,12 +213,11 @@ def _chunks(
     if wanted is None or wanted.keys is None:
         yield _chunk(batches, slots, wanted=wanted, **how)
         return
-    # All together: most of what it costs to look for a few is the step.
-    keys = batches[0].keys if len(batches) == 1 else pa.concat_arrays([batch.keys for batch in batches])
     lane_of = {
-        offset: lane
+        batch.start + row: lane
         for key, lane in zip(wanted.keys, wanted.lanes.tolist(), strict=True)
-        for offset in (places_of(keys, key) + batches[0].start).tolist()
+        for batch in batches
+        for row in places_of(batch.keys, key).tolist()
     }
     if not 0 < len(lane_of) <= SPLITS_MAX:
         yield _chunk(batches, slots, found=_found(wanted, batches[0].start, lane_of), **how)

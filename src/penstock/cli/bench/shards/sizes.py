@@ -16,8 +16,8 @@ class Sizes:
     """Of the log with a poisoned key: ten million events."""
     keys: int = 100_000
     """Of that log."""
-    behind_rounds: int = 5
-    """Each takes a second or two."""
+    behind_rounds: int = 9
+    """Each takes a second or two, of which a tenth is chance."""
     handled_events: int = 100_000
     """That processes handle one by one, with a handler that takes its time."""
     handler_microseconds: float = 20.0
