@@ -6,6 +6,7 @@ has failed takes nothing any more but its rollback, as in PostgreSQL. It has a `
 whose calls are awaited and made in threads. `Aiosqlite` is a connection like aiosqlite's.
 
 They show how a connection is used, not how PostgreSQL behaves: that two wait for each other is SQLite's doing here.
+`test_inbox_drivers` has the real ones.
 """
 
 from __future__ import annotations
