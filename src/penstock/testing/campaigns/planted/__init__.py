@@ -247,7 +247,7 @@ BUGS: Final = (
         lives_of_delivery(1, Plan(fails_before=0.1, fails_after=0.1), disturbances=PEACE),
     ),
     # How a subscription is shared
-    _bug(shards.removed_consumer_acked, C1S, lives_of_delivery(34, **SHARED)),
+    _bug(shards.removed_consumer_acked, C1S, lives_of_delivery(79, **SHARED)),
     _bug(shards.slot_goes_while_in_hand, C1S, lives_of_delivery(0, CALM, **MOVES)),
     _bug(
         shards.slot_goes_before_its_commit,
