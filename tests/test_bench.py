@@ -161,21 +161,21 @@ def test_a_goal_for_a_ratio_that_was_not_measured_is_an_error_and_not_an_answer(
 
 
 def test_a_figure_that_falls_short_says_so() -> None:
-    timing = Timing(subject=0.004, ceiling=0.002)
+    timing = Timing([0.004], [0.002])
     short = timing.nanoseconds_per_event("x", 1_000, goal="ratio >= 0.7")
     assert short == Figure("x", 4_000.0, "ns/event", 2_000.0, 0.5, "ratio >= 0.7", holds=False)
 
 
 def test_a_higher_ratio_is_better_for_times_and_for_rates_alike() -> None:
-    timing = Timing(subject=0.004, ceiling=0.002)
+    timing = Timing([0.004], [0.002])
     rate = timing.events_per_second("x", 1_000, goal="ratio >= 0.5")
     assert rate == Figure("x", 250_000.0, "events/s", 500_000.0, 0.5, "ratio >= 0.5", holds=True)
 
 
 def test_a_figure_without_a_ceiling_has_no_ratio() -> None:
     for measured in (
-        Timing(0.004).nanoseconds_per_event("x", 1_000, goal="value <= 5000 ns/event"),
-        Timing(0.004).events_per_second("x", 1_000, goal="value >= 5 events/s"),
+        Timing([0.004]).nanoseconds_per_event("x", 1_000, goal="value <= 5000 ns/event"),
+        Timing([0.004]).events_per_second("x", 1_000, goal="value >= 5 events/s"),
     ):
         assert (measured.ceiling, measured.ratio, measured.holds) == (None, None, True)
 
@@ -222,17 +222,30 @@ def test_a_round_repeats_the_work_until_it_lasts_long_enough(monkeypatch: pytest
     clock = FakeTime()
     timing = compare(clock.work("subject", 0.003), clock.work("ceiling", 0.025), rounds=2, clock=clock)
     assert clock.calls == [*["subject"] * 15, "ceiling", *[*["subject"] * 8, "ceiling"] * 2]
-    assert timing == pytest.approx((0.003, 0.025))
+    assert timing.subject == pytest.approx([0.003] * 2)
+    assert timing.ceiling == pytest.approx([0.025] * 2)
 
 
 def test_the_median_counts_and_not_the_outlier() -> None:
     clock = FakeTime()
     subject = clock.work("subject", 50.0, 1.0, 90.0, 2.0)  # the first is the warm-up
-    assert compare(subject, None, rounds=3, clock=clock) == Timing(2.0, None)
+    timing = compare(subject, None, rounds=3, clock=clock)
+    assert timing == Timing([1.0, 90.0, 2.0])
+    assert timing.milliseconds("x", goal="value <= 2 ms").value == 2_000.0
+
+
+def test_a_ratio_is_of_neighbouring_rounds() -> None:
+    slower_by_the_minute = Timing([2.0, 4.0, 20.0], [1.0, 2.0, 10.0])
+    assert slower_by_the_minute.milliseconds("x", goal="ratio >= 0.5").ratio == 0.5
+    slower_in_between = Timing([2.0, 3.0, 40.0], [1.0, 20.0, 2.0])
+    figure = slower_in_between.milliseconds("x", goal="ratio >= 0.5")
+    assert (figure.value, figure.ceiling, figure.ratio) == (3_000.0, 2_000.0, 0.5)
+    with pytest.raises(ValueError, match="zip"):
+        Timing([1.0, 2.0], [1.0]).milliseconds("x", goal="ratio >= 0.5")
 
 
 def test_a_rate_a_time_and_a_ratio_of_the_same_timing_agree() -> None:
-    timing = Timing(subject=0.004, ceiling=0.002)
+    timing = Timing([0.004], [0.002])
     assert timing.microseconds("x", goal="ratio >= 0.5") == Figure(
         "x", 4_000.0, "µs", 2_000.0, 0.5, "ratio >= 0.5", holds=True
     )
@@ -259,7 +272,7 @@ def test_tidying_up_between_rounds_is_not_timed() -> None:
     clock = FakeTime()
     timing = compare(clock.work("subject", 1.0), None, rounds=2, between=clock.work("tidy", 100.0), clock=clock)
     assert clock.calls == ["subject", "tidy"] * 3
-    assert timing.subject == 1.0
+    assert timing.subject == [1.0, 1.0]
 
 
 def test_the_garbage_collector_is_off_while_time_is_taken_and_on_again_afterwards() -> None:

@@ -4,7 +4,8 @@
   machine down slows both. A round lasts 20 ms or more, the garbage collector is off meanwhile, and the median
   of the rounds counts.
 * **A ceiling** is the least that the work could cost, such as the bare Arrow calls. The ratio of the two says
-  how near we are, 1 being the ceiling itself; it means the same on every machine.
+  how near we are, 1 being the ceiling itself; it means the same on every machine. It is the median of the ratios
+  of neighbouring rounds: a machine that is slower in one minute than in the next is so in both of a pair.
 * **A goal** is text, `ratio >= 0.7` or `value <= 40 ns/event`, and that very text is what is checked.
 * **A figure that falls short is reported as it is.** To measure is to succeed.
 """
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.collecting import uncollected
 
@@ -129,38 +130,35 @@ def _rounded(number: float) -> float:
 # --- timing ----------------------------------------------------------------------------------
 
 
-class Timing(NamedTuple):
-    """How long one call took, in seconds: of the subject, and of its ceiling if it has one."""
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long one call took, in seconds, round by round: of the subject, and of its ceiling if it has one."""
 
-    subject: float
-    ceiling: float | None = None
+    subject: Sequence[float]
+    ceiling: Sequence[float] | None = None
 
     def nanoseconds_per_event(self, name: str, events: int, *, goal: str) -> Figure:
         """Return the figure of calls that handle so many events each."""
-        ceiling = None if self.ceiling is None else self.ceiling / events * 1e9
-        value = self.subject / events * 1e9
-        return Figure.of(name, value, "ns/event", goal=goal, ceiling=ceiling, ratio=self._ratio)
+        return self._figure(name, "ns/event", goal, lambda seconds: seconds / events * 1e9)
 
     def events_per_second(self, name: str, events: int, *, goal: str) -> Figure:
         """Return the figure of calls that handle so many events each."""
-        ceiling = None if self.ceiling is None else events / self.ceiling
-        return Figure.of(name, events / self.subject, "events/s", goal=goal, ceiling=ceiling, ratio=self._ratio)
+        return self._figure(name, "events/s", goal, lambda seconds: events / seconds)
 
     def microseconds(self, name: str, *, goal: str) -> Figure:
         """Return the figure of whole calls."""
-        return self._times(name, "µs", 1e6, goal)
+        return self._figure(name, "µs", goal, lambda seconds: seconds * 1e6)
 
     def milliseconds(self, name: str, *, goal: str) -> Figure:
         """Return the figure of whole calls."""
-        return self._times(name, "ms", 1e3, goal)
+        return self._figure(name, "ms", goal, lambda seconds: seconds * 1e3)
 
-    def _times(self, name: str, unit: str, units_per_second: float, goal: str) -> Figure:
-        ceiling = None if self.ceiling is None else self.ceiling * units_per_second
-        return Figure.of(name, self.subject * units_per_second, unit, goal=goal, ceiling=ceiling, ratio=self._ratio)
-
-    @property
-    def _ratio(self) -> float | None:
-        return None if self.ceiling is None else self.ceiling / self.subject
+    def _figure(self, name: str, unit: str, goal: str, in_unit: Callable[[float], float]) -> Figure:
+        value = in_unit(median(self.subject))
+        if self.ceiling is None:
+            return Figure.of(name, value, unit, goal=goal)
+        ratio = median(ceiling / subject for subject, ceiling in zip(self.subject, self.ceiling, strict=True))
+        return Figure.of(name, value, unit, goal=goal, ceiling=in_unit(median(self.ceiling)), ratio=ratio)
 
 
 def compare(
@@ -191,7 +189,7 @@ def compare(
     for _ in range(rounds):
         for index, work in enumerate(contestants):
             seconds[index].append(run_round(work, calls[index]) / calls[index])
-    return Timing(*map(median, seconds))
+    return Timing(*seconds)
 
 
 def sample(

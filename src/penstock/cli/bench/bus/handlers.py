@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.bus.delivered import Delivery
 from penstock.bus.middleware.dedupe import Dedupe
-from penstock.cli.bench.bus.orders import Order, filled, handled, median_of
+from penstock.cli.bench.bus.orders import Order, filled, handled, in_turn
 from penstock.cli.bench.bus.sizes import Sizes
 from penstock.cli.bench.harness import Figure, Timing
 
@@ -24,7 +24,7 @@ def figures(directory: Path, sizes: Sizes, rounds: int) -> Iterator[Figure]:
     """Measure handlers."""
     store, events, rounds = directory / "store", sizes.handled_events, min(rounds, sizes.handler_rounds)
     asyncio.run(filled(store, events, sizes.keys, sizes.batch_events))
-    took = median_of(
+    took = in_turn(
         rounds,
         {
             "async": partial(handled, store, events),
@@ -39,7 +39,7 @@ def figures(directory: Path, sizes: Sizes, rounds: int) -> Iterator[Figure]:
 
     few, events = directory / "few", sizes.once_events
     asyncio.run(filled(few, events, sizes.keys, sizes.batch_events))
-    took = median_of(
+    took = in_turn(
         rounds, {"once": partial(_once, few, directory, events), "bare": partial(_committed, directory, events)}
     )
     yield Timing(took["once"], took["bare"]).events_per_second("handlers.once", events, goal="ratio >= 0.7")

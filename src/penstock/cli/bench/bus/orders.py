@@ -102,10 +102,8 @@ async def handled(
         return time.perf_counter() - began
 
 
-def median_of(rounds: int, contestants: dict[str, Callable[[], Awaitable[float]]]) -> dict[str, float]:
-    """Let each run in turn, so many rounds; return the median of each."""
-    from statistics import median
-
+def in_turn(rounds: int, contestants: dict[str, Callable[[], Awaitable[float]]]) -> dict[str, list[float]]:
+    """Let each run in turn, so many rounds; return how long each took, round by round."""
     took: dict[str, list[float]] = {name: [] for name in contestants}
     with asyncio.Runner() as runner:
         for number in range(rounds + 1):
@@ -113,7 +111,7 @@ def median_of(rounds: int, contestants: dict[str, Callable[[], Awaitable[float]]
                 seconds = runner.run(_awaited(run))
                 if number:  # the first one warms up
                     took[name].append(seconds)
-    return {name: median(times) for name, times in took.items()}
+    return took
 
 
 async def _awaited(run: Callable[[], Awaitable[float]]) -> float:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -54,7 +53,7 @@ def _batches(store: Store, partition: Partition, runner: asyncio.Runner, rounds:
             began = time.perf_counter()
             read_all(store, partition)
             read.append(time.perf_counter() - began)
-    timing = Timing(median(consumed), median(read))
+    timing = Timing(consumed, read)
     return timing.events_per_second("consume.batches", events, goal="ratio >= 0.4")
 
 
@@ -85,7 +84,7 @@ async def _full_span(store: Store, partition: Partition, sizes: Sizes) -> Figure
     [cursor] = store.cursors.load(partition.log_id, SPANNING)
     if 8 * len(cursor.settled) < sizes.span_events - 8:
         raise PenstockError(f"the bitmap that was written has {len(cursor.settled):,} bytes, it should span all")
-    return Timing(median(seconds)).milliseconds("cursor.full_span", goal="value <= 5 ms")
+    return Timing(seconds).milliseconds("cursor.full_span", goal="value <= 5 ms")
 
 
 def _settle_every_second(store: Store, partition: Partition, events: int) -> None:

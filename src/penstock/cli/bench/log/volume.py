@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 from penstock.cli.bench.harness import Figure, Timing, Work, sample
 from penstock.cli.bench.log.children import children
@@ -50,7 +49,7 @@ def _growth(store: Store, sizes: Sizes, rounds: int) -> Figure:
     contestants: list[Work] = [lambda: appender.append(large), beginnings.append]
     seconds = sample(contestants, sizes.growth_samples, before=beginnings.prepare)
     goal = "ratio >= 0.8"
-    appending = Timing(*map(median, seconds)).nanoseconds_per_event("growth", sizes.batch_events, goal=goal)
+    appending = Timing(*seconds).nanoseconds_per_event("growth", sizes.batch_events, goal=goal)
 
     small, events = beginnings.filled(), sizes.growth_small
     stop = store.log.bounds(large).stop
@@ -60,7 +59,7 @@ def _growth(store: Store, sizes: Sizes, rounds: int) -> Figure:
     ]
     sample(contestants, 1)
     seconds = sample(contestants, rounds)
-    reading = Timing(*map(median, seconds)).nanoseconds_per_event("growth", events, goal=goal)
+    reading = Timing(*seconds).nanoseconds_per_event("growth", events, goal=goal)
     return min(appending, reading, key=lambda figure: figure.ratio or 0.0)
 
 

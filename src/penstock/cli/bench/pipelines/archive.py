@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from penstock.cli.bench.harness import Figure, Timing, Work, sample
@@ -38,7 +37,7 @@ def figures(spark: SparkSession, directory: Path, sizes: Sizes, rounds: int) -> 
     contest.register(*as_read(topic))
     contestants: list[Work] = [contest.archive, contest.write]
     sample(contestants, sizes.warm_ups, before=contest.clear)
-    timing = Timing(*map(median, sample(contestants, rounds, before=contest.clear)))
+    timing = Timing(*sample(contestants, rounds, before=contest.clear))
     contest.clear()
     yield timing.events_per_second("archive", contest.rows, goal="ratio >= 0.6")
 

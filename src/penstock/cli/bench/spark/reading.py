@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from penstock.cli.bench.harness import Figure, Timing, Work, sample
@@ -32,7 +31,7 @@ def figures(spark: SparkSession, directory: Path, topic: BenchTopic, sizes: Size
 
     def events_per_second(name: str, contestants: list[Work]) -> Figure:
         sample(contestants, sizes.warm_ups)
-        timing = Timing(*map(median, sample(contestants, rounds)))
+        timing = Timing(*sample(contestants, rounds))
         return timing.events_per_second(name, rows, goal="ratio >= 0.6")
 
     stream: list[Work] = [
