@@ -39,7 +39,7 @@ from penstock.engine.messages import (
     Tick,
     Written,
 )
-from penstock.engine.pages import DELAYED, GONE, HELD, PARKED, READY, find_lanes
+from penstock.engine.page import DELAYED, GONE, HELD, PARKED, READY, find_lanes
 from penstock.engine.policy import Policy
 from penstock.engine.shard import Shard
 from penstock.engine.states import TRANSITIONS, Outcome, State
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.engine.messages import Input, Output, Park, Step
-    from penstock.engine.pages import Page
+    from penstock.engine.page import Page
 
 WALL_US = 1_700_000_000_000_000
 PARTITION = 3

@@ -12,7 +12,7 @@ from penstock.batch import Batch, Place
 from penstock.columns import SLOTS, slot_of_key
 from penstock.engine.division import Division
 from penstock.engine.messages import About, Chunk, Wanted
-from penstock.engine.pages import GONE, Page, Some
+from penstock.engine.page import GONE, Page, Some
 from penstock.engine.share import slots_of
 from penstock.offsets import Gap, Range
 from penstock.rows import Partition

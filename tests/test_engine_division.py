@@ -26,8 +26,8 @@ from penstock.engine.messages import (
     Row,
     Written,
 )
-from penstock.engine.pages import FEW as FEW_LANES
-from penstock.engine.pages import HELD, READY, VERY_FEW, Page, Some
+from penstock.engine.page import FEW as FEW_LANES
+from penstock.engine.page import HELD, READY, VERY_FEW, Page, Some
 from penstock.engine.policy import Policy
 from penstock.engine.progress import Progress
 from penstock.engine.shard import UNWRITTEN_EVENTS_MAX, Shard

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from tests.engine_world import Event, World, offsets_of, states_of
 
-from penstock.engine import pages
 from penstock.engine.messages import Ack, Done, Extend, FetchFailed, GiveBack, LogTrimmed, Nack, ReadDone, ReadFailed
-from penstock.engine.pages import GONE
+from penstock.engine.page import GONE
 from penstock.engine.policy import Policy
 from penstock.engine.states import Outcome
 from penstock.offsets import Gap, Range
@@ -419,6 +418,6 @@ def run(seed: int, steps: int = 120) -> Model:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_promise_holds_whatever_a_shard_is_told(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "GONE_WINDOWS", seed % 3 / 10)
-    monkeypatch.setattr(pages, "RUN_MIN", [1, 2, 512][seed % 3])
+    monkeypatch.setattr("penstock.engine.pages.GONE_WINDOWS", seed % 3 / 10)
+    monkeypatch.setattr("penstock.engine.page.RUN_MIN", [1, 2, 512][seed % 3])
     run(seed)

@@ -10,6 +10,7 @@ from tests.engine_world import WALL_US, Source, World, keyed, offsets_of, plain
 from penstock.engine import pages
 from penstock.engine.lanes import Lanes
 from penstock.engine.messages import Ack, Ask, Chunk, HeadMoved, NotWritten, ReadDone, Step, Written
+from penstock.engine.page import GONE, Some
 from penstock.engine.policy import Policy
 from penstock.engine.progress import LATENCIES, Progress
 from penstock.engine.shard import UNWRITTEN_EVENTS_MAX, UNWRITTEN_ROWS_MAX
@@ -223,7 +224,7 @@ def test_what_was_appended_at_about_one_time_is_counted_together_and_nothing_els
 
 
 def test_a_batch_with_few_events_missing_is_handed_over_as_long_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "RUN_MIN", 4)
+    monkeypatch.setattr("penstock.engine.page.RUN_MIN", 4)
     world = World()
     world.publish(*keyed(*range(100, 112)))
     assert world.ask() == list(range(12))
@@ -231,7 +232,7 @@ def test_a_batch_with_few_events_missing_is_handed_over_as_long_slices(monkeypat
     world.leave()  # all but one are ready again
     assert world.ask() == [0, 1, 2, 3, *range(5, 12)]
     assert [piece.offsets for piece in world.delivered[-1].pieces] == [Range(0, 4), Range(5, 12)]
-    monkeypatch.setattr(pages, "RUN_MIN", 6)
+    monkeypatch.setattr("penstock.engine.page.RUN_MIN", 6)
     world.leave()
     assert world.ask() == [0, 1, 2, 3, *range(5, 12)]
     assert [type(piece.offsets) for piece in world.delivered[-1].pieces] == [np.ndarray]
@@ -242,7 +243,7 @@ def test_a_batch_with_few_events_missing_is_handed_over_as_long_slices(monkeypat
 def test_a_page_that_few_events_keep_alive_is_narrowed_to_them_if_it_keeps_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pages, "GONE_WINDOWS", 900 / Policy().window_bytes)
+    monkeypatch.setattr("penstock.engine.pages.GONE_WINDOWS", 900 / Policy().window_bytes)
     world = World()
     world.publish(*keyed(*range(100)))
     world.ask()
@@ -281,21 +282,21 @@ def test_what_is_open_of_a_large_page_is_estimated_until_it_is_narrowed() -> Non
     kept.add(chunk)
     [page] = kept
     for start in range(0, 900, 100):
-        kept.move(pages.Some(page, np.arange(start, start + 100)), pages.GONE)
+        kept.move(Some(page, np.arange(start, start + 100)), GONE)
     assert (kept.open_bytes, kept.gone_bytes) == (1_000, 9_000)
     assert asked == [], "to measure each event takes long, in the event loop"
     kept.sweep(8_999)
     assert page.narrowed
     assert (kept.open_bytes, kept.gone_bytes) == (9_100, 0)
-    kept.move(pages.Some(page, np.arange(900, 1_000)), pages.GONE)
+    kept.move(Some(page, np.arange(900, 1_000)), GONE)
     assert (kept.open_bytes, kept.gone_bytes) == (0, 0)
 
 
 def test_small_pages_that_few_events_keep_alive_are_narrowed_when_they_are_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pages, "JOINED_EVENTS_MAX", 10)
-    monkeypatch.setattr(pages, "GONE_WINDOWS", 500 / Policy().window_bytes)
+    monkeypatch.setattr("penstock.engine.page.JOINED_EVENTS_MAX", 10)
+    monkeypatch.setattr("penstock.engine.pages.GONE_WINDOWS", 500 / Policy().window_bytes)
     world = World(chunk=10)
     world.publish(*keyed(*range(100)))
     world.ask()
@@ -310,7 +311,7 @@ def test_small_pages_that_few_events_keep_alive_are_narrowed_when_they_are_many(
 
 
 def test_a_joined_page_that_few_events_keep_alive_lets_go_of_the_other_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "GONE_WINDOWS", 0.0)
+    monkeypatch.setattr("penstock.engine.pages.GONE_WINDOWS", 0.0)
     world = World(chunk=1)
     world.publish(*keyed(*range(64)))
     world.ask()

@@ -13,7 +13,6 @@ import pytest
 from tests.engine_world import WALL_US, Source, offsets_of
 
 from penstock import columns
-from penstock.engine import pages
 from penstock.engine.division import Division
 from penstock.engine.messages import (
     Ack,
@@ -639,7 +638,7 @@ class Model(World):
 def test_any_history_settles_every_event_once_in_order_whoever_has_its_slot(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "RUN_MIN", [1, 2, 512][seed % 3])
+    monkeypatch.setattr("penstock.engine.page.RUN_MIN", [1, 2, 512][seed % 3])
     model = Model(seed)
     for _ in range(400):
         model.step()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from penstock.engine.messages import Wanted
-from penstock.engine.pages import FEW, HELD, PARKED, READY, VERY_FEW
+from penstock.engine.page import FEW, HELD, PARKED, READY, VERY_FEW
 from penstock.engine.timers import Timers
 from penstock.offsets import Range
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.engine.messages import Offsets
-    from penstock.engine.pages import Rows
+    from penstock.engine.page import Rows
     from penstock.engine.share import Slots
     from penstock.offsets import Range
 

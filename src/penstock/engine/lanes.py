@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.engine.pages import DELAYED, FEW, GONE, HELD, READY, VERY_FEW, Page, Pages, Some, among
+from penstock.engine.page import DELAYED, FEW, GONE, HELD, READY, VERY_FEW, Page, Some, among
+from penstock.engine.pages import Pages
 from penstock.offsets import OFFSET_END
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.aside import Aside
     from penstock.engine.messages import Wanted
-    from penstock.engine.pages import Rows
+    from penstock.engine.page import Rows
     from penstock.engine.share import Slots
 
 STALE: Final = 1_024

@@ -50,7 +50,7 @@ from penstock.engine.messages import (
     Want,
     Written,
 )
-from penstock.engine.pages import DELAYED, READY
+from penstock.engine.page import DELAYED, READY
 from penstock.engine.progress import Progress
 from penstock.engine.rate import Rate
 from penstock.engine.reading import Reading

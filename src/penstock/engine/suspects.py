@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from penstock.engine.aside import FETCH_MAX
-from penstock.engine.pages import Some
+from penstock.engine.page import Some
 from penstock.engine.work import Choice
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.aside import Waiting
     from penstock.engine.messages import Ask, Row, Step
-    from penstock.engine.pages import Page
+    from penstock.engine.page import Page
     from penstock.engine.share import Slots
     from penstock.engine.work import Work
 

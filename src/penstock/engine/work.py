@@ -16,7 +16,8 @@ from penstock.engine.deadlines import Deadlines
 from penstock.engine.held import Beginnings, held_of
 from penstock.engine.lanes import Lanes, Unordered
 from penstock.engine.messages import NO_FAILURE, Deliver, Failure, Halted, Nack, Park, Piece, Row
-from penstock.engine.pages import DELAYED, GONE, HELD, READY, Page, Pages, Some
+from penstock.engine.page import DELAYED, GONE, HELD, READY, Page, Some
+from penstock.engine.pages import Pages
 from penstock.engine.policy import SHORT_DELAY_SECONDS
 from penstock.engine.share import SLOTS
 from penstock.engine.states import Outcome
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.engine.aside import Waiting
     from penstock.engine.held import Held
     from penstock.engine.messages import Ask, Chunk, Fetched, Now, Offsets
-    from penstock.engine.pages import Rows
+    from penstock.engine.page import Rows
     from penstock.engine.policy import Exhausted, Policy
     from penstock.engine.progress import Progress
     from penstock.engine.share import Share, Slots

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.batch import NEVER, Batch, Place, StoredEvent
 from penstock.columns import PARTITION_SEED, SLOTS, hashes_of, places_of, slot_of_key
 from penstock.engine.messages import About, Chunk, FetchedRow, Found
-from penstock.engine.pages import find_lanes
+from penstock.engine.page import find_lanes
 from penstock.offsets import Gap, Range
 from penstock.runtime.hashed import SLOTS_OF_BLOCKS
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.engine.pages import GONE, HELD, READY, Some
+from penstock.engine.page import GONE, HELD, READY, Some
 from penstock.engine.reading import Reading
 from penstock.engine.work import Work
 from penstock.runtime.pool import BerthSeat, Pool, View

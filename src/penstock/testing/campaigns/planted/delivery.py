@@ -11,7 +11,7 @@ import numpy as np
 from penstock.engine.aside import Aside
 from penstock.engine.lanes import Lanes, Queues
 from penstock.engine.messages import Ask, NotWritten, Written
-from penstock.engine.pages import DELAYED, GONE, HELD, READY, Some
+from penstock.engine.page import DELAYED, GONE, HELD, READY, Some
 from penstock.engine.progress import Progress
 from penstock.engine.reading import Reading
 from penstock.engine.shard import Shard
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock.engine.messages import Failure, Park, Step
-    from penstock.engine.pages import Page
+    from penstock.engine.page import Page
     from penstock.engine.policy import Exhausted
     from penstock.rows import Commit, Cursor, Lease, Settlement
     from penstock.runtime.committer import Entry

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from penstock.engine.messages import Left
-from penstock.engine.pages import Some
+from penstock.engine.page import Some
 from penstock.engine.progress import Progress
 from penstock.engine.shard import Shard as Engine
 from penstock.engine.states import Outcome
