@@ -251,7 +251,8 @@ class Handling:
         """Tell what was done, and let another worker begin if there is something for it; called by the event loop."""
         self._tending = False
         self._acks.tell()
-        if not self._stopping and (not self._asking or self.consumer._waiting):
+        # A worker that only breathes goes on by itself; more would take turns at what one does as quickly.
+        if not (self._stopping or self._breathless) and (not self._asking or self.consumer._waiting):
             self._wake()
 
     def _wake(self) -> None:
