@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.engine.messages import Ack, Chunk, Declare, HeadMoved, Now, Read, ReadDone
+from penstock.engine.messages import Ack, Ask, Chunk, Claimed, Declare, Deliver, HeadMoved, Now, Read, ReadDone, Shed
 from penstock.engine.policy import Policy
 from penstock.engine.shard import Shard
-from penstock.offsets import Range
+from penstock.offsets import Range, RangeSet
 
 NOW = Now(1.0, 1_000_000)
 
@@ -53,3 +53,17 @@ def an_ack_of_what_nobody_has() -> str | None:
     shard.handle(ReadDone(0, (_chunk(0, 3),)), NOW)
     shard.handle(Ack(Range(0, 1)), NOW)
     return "an event is settled that nobody ever had" if shard.next_offset else None
+
+
+def a_read_of_what_others_have_by_now() -> str | None:
+    """Give back what is being read, and get half of it again; the other half has been claimed by somebody else."""
+    claimed = RangeSet([Range(0, 4)])
+    shard = Shard(next_offset=4, policy=Policy(), clean=True, head=4, now=NOW, berth=1, claimed=claimed)
+    asked = shard.handle(HeadMoved(4), NOW)
+    assert any(isinstance(output, Read) for output in asked), "nothing is being read"
+    shard.handle(Shed(), NOW)
+    shard.handle(Claimed((Range(0, 2),), 4), NOW)
+    shard.handle(ReadDone(0, (_chunk(0, 4),)), NOW)
+    told = shard.handle(Ask(events_max=10, bytes_max=1_000), NOW)
+    events = sum(output.events for output in told if isinstance(output, Deliver))
+    return "events are handed over that are another's" if events > 2 else None
