@@ -15,6 +15,7 @@ from penstock import Checkpoint
 from penstock.engine.messages import Ack
 from penstock.errors import StaleDelivery
 from penstock.runtime.committer import Entry
+from penstock.runtime.dispatcher import STANDBY_SECONDS
 from penstock.runtime.slots import Holding, dues, spread
 
 if TYPE_CHECKING:
@@ -247,6 +248,22 @@ async def test_a_lease_is_released_when_no_step_that_carries_it_is_on_its_way(
             dispatcher.committer.wake()
             await world.until(lambda: "release" in order, within=3)
             assert order[0] == "commit"
+
+
+async def test_a_look_that_a_busy_event_loop_made_long_does_not_put_off_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = world.bus()
+    async with world.running(bus.consume(raw, "s"), kept):
+        watch = world.dispatcher(bus).watch
+        look = watch._look_at_crews
+
+        async def look_slowly() -> None:
+            await look()
+            world.clock.advance(2)  # as long as it took until the event loop came back to it
+
+        monkeypatch.setattr(watch, "_look_at_crews", look_slowly)
+        assert await watch._round() == STANDBY_SECONDS, "slots that are free would wait for that"
 
 
 async def test_the_slots_of_a_killed_process_are_taken_over(world: World) -> None:

@@ -30,7 +30,6 @@ from penstock.errors import (
     UnknownTopic,
     UsageError,
 )
-from penstock.runtime.member import BREATH_SECONDS
 from penstock.settings import DeliverySettings, Settings
 
 if TYPE_CHECKING:
@@ -644,7 +643,7 @@ async def test_a_paused_subscription_begins_nothing_more_also_of_a_lane_that_is_
 
 async def test_handlers_that_never_wait_let_others_have_the_event_loop(world: World) -> None:
     bus = world.bus(placed)
-    turns, seen, took = 0, list[int](), BREATH_SECONDS / 5
+    turns, seen, took = 0, list[int](), handling.LONG_BREATH_SECONDS / 5
 
     @bus.subscriber(placed, "s")
     async def handle(order: Placed) -> None:
@@ -673,7 +672,7 @@ async def test_what_never_waits_is_not_passed_around_among_all_workers(world: Wo
     @bus.subscriber(placed, "s", concurrency=16)
     async def handle(order: Placed) -> None:
         tasks.append(asyncio.current_task())
-        world.clock.advance(BREATH_SECONDS)  # so that each is followed by a turn of the loop
+        world.clock.advance(handling.LONG_BREATH_SECONDS)  # so that each is followed by a turn of the loop
 
     await bus.publish_batch(placed, [Placed(str(number), number) for number in range(100)])
     await began(world, bus)

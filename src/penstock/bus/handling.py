@@ -47,6 +47,11 @@ SLOW_SECONDS: Final = 60.0
 """A handler that runs for longer is named in the log."""
 STUBBORN_SECONDS: Final = 5.0
 """One that was cancelled, and runs on for so long, is named again."""
+TURN_SECONDS: Final = 0.001
+"""A turn of the event loop that is shorter is one that nobody else needed …"""
+LONG_BREATH_SECONDS: Final = 2 * BREATH_SECONDS
+"""… and then the next one may be later: acks are told in each, and whoever writes progress looks around, which is half
+a millisecond."""
 CANCELLED: Final = "was cancelled, and runs on"
 UNSTOPPABLE: Final = "has had its time, and a thread cannot be stopped"
 
@@ -212,14 +217,16 @@ class Handling:
                 if worker.began >= self._breath_at and not self._breathless:
                     # Handlers that never wait would keep the event loop from everybody else.
                     self._breathless = True
-                    asyncio.get_running_loop().call_soon(self._breathe)
+                    asyncio.get_running_loop().call_soon(self._breathe, worker.began)
                 while self._breathless:  # noqa: ASYNC110 - the turn itself is what it waits for
                     await asyncio.sleep(0)
 
-    def _breathe(self) -> None:
-        """Note that the event loop has had a turn."""
+    def _breathe(self, since: float) -> None:
+        """Note that the event loop has had a turn, which began soon after this time."""
         self._breathless = False
-        self._breath_at = self._clock.monotonic() + BREATH_SECONDS
+        now = self._clock.monotonic()
+        alone = now < since + TURN_SECONDS
+        self._breath_at = now + (LONG_BREATH_SECONDS if alone else BREATH_SECONDS)
 
     async def _wait(self) -> bool:
         """Return when there may be something to take; False if there will never be."""

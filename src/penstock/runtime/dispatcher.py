@@ -41,6 +41,8 @@ LEASE_SECONDS_MIN: Final = 0.5
 """A shorter lease would be over before a busy machine could renew it."""
 STANDBY_SECONDS: Final = 0.25
 """How often a consumer that waits looks whether the owner is still there."""
+LOOK_SECONDS: Final = 0.02
+"""A look at one subscription takes no longer than this by itself."""
 PUT_OFF_MAX: Final = 20
 """So often in a row the look at changes is put off because changes are being made here."""
 SEATS_AT_A_TIME: Final = 100
@@ -246,8 +248,10 @@ class Watch(Loop):
                 await self._try(member, seat)
             if not member.empty_seats:
                 waiting.pop(member, None)
-        # Where there is much to look at, looking leaves most of the time to the consumers.
-        return max(STANDBY_SECONDS, 2 * (self._clock.monotonic() - began))
+        # Where there is much to look at, looking leaves most of the time to the consumers. Where there is little, it
+        # was the event loop that took long, and slots that are free must not wait for that.
+        most = LOOK_SECONDS * len(self._dispatcher.members)
+        return max(STANDBY_SECONDS, min(2 * (self._clock.monotonic() - began), most))
 
     async def _look_at_crews(self) -> None:
         """Balance those of which a consumer has come or gone anywhere, and those that have not what is their due."""

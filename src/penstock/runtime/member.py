@@ -33,9 +33,8 @@ logger = logging.getLogger(__name__)
 EXCLUSIVE: Final = "exclusive"
 PREFETCH: Final = 64
 """So many single events are handed to a consumer at a time, which begins them one after the other."""
-BREATH_SECONDS: Final = 0.02
-"""So long a consumer may keep the event loop to itself, if its own code does not let go of it either. A turn of the
-loop, in which acks are told and others look around, costs it half a millisecond."""
+BREATH_SECONDS: Final = 0.01
+"""So long a consumer may keep the event loop to itself, if its own code does not let go of it either."""
 
 
 def _nothing() -> None:
