@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import logging
 import random
 import threading
 from collections import defaultdict
@@ -21,7 +20,6 @@ from penstock import Bus, Delivery, Event, Reject, Retry, RetryLater, Topic
 from penstock.bus import handling
 from penstock.bus.middleware.dedupe import Dedupe
 from penstock.bus.subscribers import ConsumeOptions
-from penstock.bus.watchdog import TICKS, Watchdog
 from penstock.errors import (
     InvalidName,
     SubscriptionBusy,
@@ -839,56 +837,6 @@ async def test_slow_handlers_without_a_timeout_are_named(world: World, caplog: p
     await world.run(handling.SLOW_SECONDS + 20)
     [told] = [record.getMessage() for record in caplog.records if "is slow" in record.getMessage()]
     assert "slow is slow: at placed/0@0 for 6" in told
-
-
-async def test_a_handler_that_blocks_the_event_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    told = threading.Event()
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "the event loop has not run" in record.getMessage():
-                told.set()
-
-    listener = Listener()
-    logging.getLogger("penstock.bus.watchdog").addHandler(listener)
-    bus = Bus("memory:", topics=[placed])
-    ended = asyncio.Event()
-
-    @bus.subscriber(placed, "s")
-    async def computes(order: Placed) -> None:
-        assert told.wait(30), "nobody has noticed"
-        ended.set()
-
-    try:
-        async with bus:
-            await bus.publish(placed, Placed("a", 1))
-            await asyncio.wait_for(ended.wait(), 60)
-    finally:
-        logging.getLogger("penstock.bus.watchdog").removeHandler(listener)
-    [record] = [each for each in caplog.records if each.name == "penstock.bus.watchdog"]
-    assert "computes blocks it at" in record.getMessage()
-    assert "in wait" in record.getMessage()
-
-
-async def test_a_loop_that_only_waits_is_not_called_blocked(caplog: pytest.LogCaptureFixture) -> None:
-    loop, looked = asyncio.get_running_loop(), asyncio.Event()
-    looks = 0
-
-    class Counting(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            nonlocal looks
-            looks += 1
-            if looks == 4 * TICKS:  # four times as long as it may be blocked
-                loop.call_soon_threadsafe(looked.set)
-            return super().wait(timeout)
-
-    watchdog = Watchdog(list, blocked_seconds=0.2)
-    watchdog._ended = Counting()
-    watchdog.start()
-    await looked.wait()
-    watchdog.stop()
-    assert watchdog.blocked == 0
-    assert caplog.records == []
 
 
 # --- ending -----------------------------------------------------------------------------------

@@ -1,0 +1,108 @@
+"""Who blocks the event loop is named; who only waits, or gets no processor, is not blamed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from tests.shop import Placed, placed
+
+from penstock import Bus
+from penstock.bus import watchdog
+from penstock.bus.watchdog import TICKS, Watchdog
+
+
+async def test_a_handler_that_blocks_the_event_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    told = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "blocks it" in record.getMessage():  # perhaps after it was short of a processor
+                told.set()
+
+    listener = Listener()
+    logging.getLogger("penstock.bus.watchdog").addHandler(listener)
+    bus = Bus("memory:", topics=[placed])
+    ended = asyncio.Event()
+
+    @bus.subscriber(placed, "s")
+    async def computes(order: Placed) -> None:
+        assert told.wait(30), "nobody has noticed"
+        ended.set()
+
+    try:
+        async with bus:
+            await bus.publish(placed, Placed("a", 1))
+            await asyncio.wait_for(ended.wait(), 60)
+    finally:
+        logging.getLogger("penstock.bus.watchdog").removeHandler(listener)
+    message = next(each for each in caplog.messages if "blocks it" in each)
+    assert message.startswith("the event loop has not run for ")
+    assert "computes blocks it at" in message
+    assert "in wait" in message
+    assert message.endswith("; a `def` handler runs in a thread, and may block")
+
+
+async def test_a_loop_that_only_waits_is_not_called_blocked(caplog: pytest.LogCaptureFixture) -> None:
+    loop, looked = asyncio.get_running_loop(), asyncio.Event()
+    looks = 0
+
+    class Counting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 4 * TICKS:  # four times as long as it may be blocked
+                loop.call_soon_threadsafe(looked.set)
+            return super().wait(timeout)
+
+    dog = Watchdog(list, blocked_seconds=0.2)
+    dog._ended = Counting()
+    dog.start()
+    await looked.wait()
+    dog.stop()
+    assert dog.blocked == 0
+    assert caplog.records == []
+
+
+async def test_who_gets_no_processor_does_not_block_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, words = threading.Event(), list[str]()
+
+    def hear(text: str, *_: object) -> None:
+        words.append(text)
+        told.set()
+
+    monkeypatch.setattr(watchdog, "starved_seconds", lambda _thread: time.monotonic())  # all the time
+    monkeypatch.setattr(watchdog.logger, "warning", hear)
+    dog = Watchdog(list, blocked_seconds=0.2)
+    dog.start()
+    assert told.wait(30), "nobody has noticed"  # in the loop, which does not run meanwhile
+    dog.stop()
+    [text] = words
+    assert "others had the processors" in text
+    assert dog.blocked == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells who waits for a processor")
+def test_it_is_known_for_how_long_a_thread_got_no_processor() -> None:
+    thread, cpu = threading.get_native_id(), min(os.sched_getaffinity(0))
+    before, everywhere = watchdog.starved_seconds(thread), os.sched_getaffinity(0)
+    spinning = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", spinning], stdout=subprocess.PIPE) as rival:
+        try:
+            assert rival.stdout is not None
+            rival.stdout.readline()
+            os.sched_setaffinity(0, {cpu})
+            until = time.monotonic() + 30
+            while watchdog.starved_seconds(thread) < before + 0.1:
+                assert time.monotonic() < until, "two on one processor, and neither waits"
+        finally:
+            os.sched_setaffinity(0, everywhere)
+            rival.kill()
