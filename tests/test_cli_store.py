@@ -186,6 +186,8 @@ def test_internal_topics_are_listed_only_when_asked_for(run: Run) -> None:
         store.log.create_topic("_ledger", TopicSettings())
     assert "_ledger" not in run("topics").out
     assert "_ledger" in run("topics", "--all").out
+    for options in ((), ("--all",), ("--json",)):
+        assert run("topics", "ls", *options).out == run("topics", *options).out
     assert run("topics", "delete", "_ledger", "--yes").code == 2
     assert run("publish", "_ledger", "x").code == 2
 

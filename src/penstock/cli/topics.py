@@ -26,17 +26,21 @@ RANGES_SHOWN = 3
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 
 
+All = Annotated[bool, typer.Option("--all", help="Also those that Penstock keeps for itself.")]
+
+
 @app.callback()
-def topics(
-    context: typer.Context,
-    every: Annotated[bool, typer.Option("--all", help="Also those that Penstock keeps for itself.")] = False,
-    as_json: Json = False,
-) -> None:
+def topics(context: typer.Context, every: All = False, as_json: Json = False) -> None:
     """List the topics; show, create or delete one."""
-    if context.invoked_subcommand is not None:
-        if every or as_json:
-            raise UsageError(f"options of `penstock topics {context.invoked_subcommand}` come after it")
-        return
+    if context.invoked_subcommand is None:
+        ls(context, every, as_json)
+    elif every or as_json:
+        raise UsageError(f"options of `penstock topics {context.invoked_subcommand}` come after it")
+
+
+@app.command()
+def ls(context: typer.Context, every: All = False, as_json: Json = False) -> None:
+    """List the topics."""
     with context.ensure_object(Session).open_store() as (store, settings):
         found = list(_documents(store, settings.url, every=every))
     if as_json:
