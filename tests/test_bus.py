@@ -639,6 +639,14 @@ def test_a_topic_needs_classes_and_a_key_that_can_be_called() -> None:
         Topic("t", bytes, key="customer")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("events", [OrderPlaced | OrderPaid, [OrderPlaced, OrderPaid], "OrderPlaced"])
+def test_a_topic_of_something_else_than_classes_is_told_how_to_name_several(events: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"topic 't': .* is not a class; of several classes it takes a tuple, \(A, B\)"
+    ):
+        Topic("t", events)
+
+
 def test_a_class_that_is_not_an_event_is_refused_with_what_to_do() -> None:
     class Plain:
         pass

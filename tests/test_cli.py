@@ -563,3 +563,10 @@ def test_no_help_of_an_option_is_so_long_that_a_shell_takes_its_end_for_an_optio
     path: tuple[str, ...], completed: Callable[[str], set[str]]
 ) -> None:
     assert {word[:2] for word in completed(" ".join([*path, "--"]))} == {"--"}
+
+
+def test_an_option_of_all_commands_that_stands_behind_one_is_told_its_place() -> None:
+    ended = penstock("health", "--url", "memory:")
+    assert ended.returncode == 2
+    assert "--url goes before the command: penstock --url … COMMAND" in ended.stderr
+    assert "before the command" not in penstock("health", "--nothing").stderr

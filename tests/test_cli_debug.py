@@ -155,6 +155,13 @@ def test_the_handler_gets_the_very_event_and_the_subscription_stays_as_it_was(sh
     assert state() == before
 
 
+def test_an_event_is_named_by_its_position_as_it_is_shown_everywhere(shop: int) -> None:
+    done = penstock("debug", "shop:bus", "plain", "--offset", f"orders/{shop}@0", "--no-pdb")
+    assert done.stderr.startswith(f"orders/{shop}@0, attempt 1: plain\n")
+    other = penstock("debug", "shop:bus", "billing", "--offset", "also/0@0", "--no-pdb")
+    assert (other.returncode, "subscriber 'billing' is not of topic 'also'" in other.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("name", "function", "line", "outcome"),
     [

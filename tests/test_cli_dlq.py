@@ -259,6 +259,21 @@ def test_show_prints_text_as_it_is_and_what_cannot_be_decoded_raw(run: Run, monk
 
 
 @pytest.mark.usefixtures("parked")
+def test_a_letter_is_named_by_its_position_as_ls_shows_it(run: Run) -> None:
+    by_offset = run("dlq", "show", "orders", "billing", "1")
+    assert run("dlq", "show", "orders", "billing", "orders/0@1") == by_offset
+    for argv, why in {
+        ("paid/0@1",): "paid/0@1 is not in orders",
+        ("orders/0@1", "--partition", "1"): "orders/0@1 is not in orders/1",
+        ("0@1",): "neither an offset nor a position such as 'orders/0@17'",
+        (f"{2**63}",): "neither an offset nor a position",
+    }.items():
+        done = run("dlq", "show", "orders", "billing", *argv)
+        assert (done.code, done.out) == (2, "")
+        assert why in done.err
+
+
+@pytest.mark.usefixtures("parked")
 def test_a_letter_that_is_not_there_is_a_usage_error(run: Run) -> None:
     done = run("dlq", "show", "orders", "billing", "9")
     assert (done.code, done.out) == (2, "")

@@ -104,9 +104,7 @@ class Topic(Generic[T]):
         self.name = name
         self.key = key
         self.ttl_seconds = None if ttl is None else seconds(ttl, f"ttl of topic {name!r}")
-        classes: tuple[type, ...] = events if isinstance(events, tuple) else (events,)
-        if not classes:
-            raise UsageError(f"topic {name!r}: name the classes of its events, or `bytes`")
+        classes = _classes(name, events)
         self.types: dict[type, EventType[Any]] = {}
         if classes != (bytes,):
             self.types = {cls: event_type_of(cls) for cls in classes}
@@ -255,6 +253,17 @@ class Topic(Generic[T]):
             self._ways.clear()
         way = self._ways[kind] = self._event_type(type_name).way(1, content_type or self.settings.content_type)
         return way
+
+
+def _classes(topic: str, events: object) -> tuple[type, ...]:
+    """Return the classes that a topic was declared with."""
+    classes = events if isinstance(events, tuple) else (events,)
+    if not classes:
+        raise UsageError(f"topic {topic!r}: name the classes of its events, or `bytes`")
+    for each in classes:
+        if not isinstance(each, type):
+            raise UsageError(f"topic {topic!r}: {each!r} is not a class; of several classes it takes a tuple, (A, B)")
+    return classes
 
 
 def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:

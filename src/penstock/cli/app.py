@@ -166,10 +166,20 @@ def _run_to_its_end(argv: Sequence[str] | None, session: Session) -> int:
         _command().main(argv, prog_name=PROGRAM, obj=session)
     except SystemExit as end:
         # Both typer and rich make a failure of it when the reader went away.
-        return READER_GONE if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
+        if isinstance(end.__context__, BrokenPipeError):
+            return READER_GONE
+        _explain(end.__context__)
+        return int(end.code or 0)
     except Exception as error:  # noqa: BLE001 - whatever it is, a person gets one line and a code
         return _report(error, session)
     return 0
+
+
+def _explain(refusal: BaseException | None) -> None:
+    """Say where an option belongs that a command does not know, if it is one of all commands."""
+    option = getattr(refusal, "option_name", None)
+    if any(option in parameter.opts for parameter in _command().params):
+        say(f"{option} goes before the command: {PROGRAM} {option} … COMMAND")
 
 
 @cache  # typer looks at the signature of every command, which takes longer than most commands

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 from datetime import datetime
+from typing import NamedTuple
 
 import typer
 
+from penstock.errors import UsageError
+from penstock.offsets import OFFSET_END, Position
 from penstock.settings import Setting
 
 _SECONDS_PER = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400}
@@ -41,6 +44,33 @@ def moment(text: str) -> datetime:
     if found.utcoffset() is None:
         raise typer.BadParameter(f"{text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
     return found
+
+
+class Spot(NamedTuple):
+    """Where an event is, as somebody named it: by its offset alone, or by its whole position."""
+
+    offset: int
+    position: Position | None
+
+    def partition(self, topic: str, given: int | None) -> int | None:
+        """Return which partition of the topic is meant, if that is said here or by another option."""
+        if self.position is None:
+            return given
+        if self.position.topic != topic or given not in {None, self.position.partition}:
+            where = topic if given is None else f"{topic}/{given}"
+            raise UsageError(f"{self.position} is not in {where}, which is named as well")
+        return self.position.partition
+
+
+def spot(text: str) -> Spot:
+    """Return the place of an event for `17`, or for `orders/0@17` as it is shown everywhere."""
+    if re.fullmatch(r"[0-9]+", text) and int(text) < OFFSET_END:
+        return Spot(int(text), None)
+    try:
+        position = Position.parse(text)
+    except UsageError:
+        raise typer.BadParameter(f"{text!r} is neither an offset nor a position such as 'orders/0@17'") from None
+    return Spot(position.offset, position)
 
 
 def header(text: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.application import Target, find_bus
+from penstock.cli.arguments import Spot, spot
 from penstock.cli.output import say, shown_text
 from penstock.cli.session import Session, find_topic, opened_store
 from penstock.cli.subscriptions import Name
@@ -41,7 +42,7 @@ def debug(
     target: Target,
     name: Name,
     *,
-    offset: Annotated[int, typer.Option(min=0, metavar="N", help="Which event.")],
+    offset: Annotated[Spot, typer.Option(parser=spot, metavar="N", help="Which event; or its whole position.")],
     topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Its topic, if subscriptions of several have this name.")
     ] = None,
@@ -57,10 +58,11 @@ def debug(
 
     session = context.ensure_object(Session)
     bus = find_bus(target, session)
-    subscriber = _subscriber(bus, name, topic)
+    subscriber = _subscriber(bus, name, topic or (offset.position and offset.position.topic))
+    partition = offset.partition(subscriber.topic.name, partition)
     with opened_store(replace(bus.settings, url=bus.url)) as store:
         info = find_topic(store, subscriber.topic.name)
-        wanted = _Wanted(info, subscriber, chosen_partition(info, partition).number, offset)
+        wanted = _Wanted(info, subscriber, chosen_partition(info, partition).number, offset.offset)
         found = wanted.dead_letter(store) if dead else wanted.stored(store)
     handler = handler_for(subscriber, found.event)
     delivery: TrialDelivery[Any] = TrialDelivery(

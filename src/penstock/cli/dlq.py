@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Unpack, cast
 
 import typer
 
-from penstock.cli.arguments import moment
+from penstock.cli.arguments import Spot, moment, spot
 from penstock.cli.letters import cloud_event, document_of, group_document, print_groups, print_letter, print_letters
 from penstock.cli.output import Json, Yes, print_json, print_table, say, shown_text, shown_time
 from penstock.cli.session import Session, find_topic
@@ -139,13 +139,16 @@ def show(
     context: typer.Context,
     topic: TopicName,
     name: Name,
-    offset: Annotated[int, typer.Argument(min=0, metavar="OFFSET", help="As `penstock dlq ls` shows it.")],
+    at: Annotated[
+        Spot, typer.Argument(parser=spot, metavar="POSITION", help="As `penstock dlq ls` shows it, or the offset.")
+    ],
     *,
     partition: Annotated[int | None, typer.Option(min=0, metavar="N", help="The partition of the offset.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show one dead letter: payload, error, traceback, origin."""
-    letter = _ask(context, topic, name, lambda found: found.show(topic, name, offset, partition=partition))
+    partition = at.partition(topic, partition)
+    letter = _ask(context, topic, name, lambda found: found.show(topic, name, at.offset, partition=partition))
     if as_json:
         print_json({**document_of(letter), "error_trace": letter.error_trace or None, "event": cloud_event(letter)})
         return
