@@ -343,6 +343,47 @@ async def test_each_fault_happens_where_it_is_planned_and_is_remembered_if_it_di
             assert steps == [0, 1, 2, 0, 1, 0, 1, 2, 0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "handled"),
+    [
+        (Kind.CRASH_AFTER, {}, 2),
+        (Kind.CRASH_INSIDE, {"step": 1}, 1),  # nothing can end a thread in its middle
+        (Kind.SLOW, {"seconds": 5.0}, 1),
+    ],
+)
+async def test_a_process_dies_around_a_handler_in_a_thread_too(kind: Kind, more: dict[str, Any], handled: int) -> None:
+    bus = a_bus()
+
+    @bus.subscriber(raw, "reading")
+    def read(data: bytes) -> None:
+        """Do nothing, in a thread."""
+
+    fault = at(kind, 1, subscription="reading", **more)
+    async with world_of(bus, Script([fault]), 0) as world:
+        for number in range(3):
+            await bus.publish(raw, b"%d" % number)
+        await world.drain()
+        assert world.faults == ([] if kind is Kind.CRASH_INSIDE else [fault])
+        assert [each.position.offset for each in world.deliveries(read)].count(1) == handled
+        assert world.settled(read) == [b"0", b"1", b"2"]
+
+
+async def test_a_handler_that_is_late_is_not_begun_in_its_thread_by_the_dead() -> None:
+    bus = a_bus()
+    called: list[bytes] = []
+
+    @bus.subscriber(raw, "late")
+    def late(data: bytes) -> None:
+        called.append(data)
+
+    async with world_of(bus, Script([at(Kind.SLOW, 0, subscription="late", seconds=5.0)]), 0) as world:
+        await bus.publish(raw, b"0")
+        await world.advance(1)
+        await world.crash()
+        await world.drain()
+        assert (called, world.settled(late)) == ([b"0"], [b"0"]), "only in the next life"
+
+
 async def test_the_judge_tells_what_was_lost() -> None:
     bus = a_bus()
 

@@ -73,6 +73,7 @@ class Life:
         self._medium = medium
         self._process = Process(medium)
         self._clock = LifeClock(clock)
+        self._watching = watching
         self._stack = ExitStack()
         self.parts: Parts = self._stack.enter_context(
             bus.elsewhere(
@@ -118,9 +119,11 @@ class Life:
         self._medium.bury()
         runner = self.parts.subscribers.runner
         if runner is not None:
+            # Those in threads are waited for: in the next life they would run beside themselves. One that has ended, or
+            # has not begun, and only waits for what never comes, is not in its thread.
+            in_threads = {run.delivery for run in self._watching.in_threads}
             for worker in (worker for handling in runner.handlings for worker in handling.busy):
-                if worker.task is not None and (worker.handler is None or worker.handler.in_loop):
+                if worker.task is not None and worker.delivery not in in_threads:
                     worker.task.cancel()
-            # Those in threads are waited for: in the next life they would run beside themselves.
             await asyncio.gather(*(each.drain() for each in runner.at_work))
         await self.end(drain=False)

@@ -173,11 +173,13 @@ class Watching:
 
     async def _call(self, run: Run, proceed: Proceed) -> None:
         fault = self._at(Point.BEGIN, run)
+        # Only what waits in the event loop can be left in its middle; a thread runs to its end.
+        in_loop = run.handler is not None and run.handler.in_loop
         match None if fault is None else fault.kind:
-            case Kind.CRASH_INSIDE:
+            case Kind.CRASH_INSIDE if in_loop:
                 assert fault is not None
                 await _Stepped(proceed(), fault.step, partial(self._die_at, run, fault))
-            case Kind.CUT if run.handler is not None and run.handler.in_loop:
+            case Kind.CUT if in_loop:
                 assert fault is not None
                 await self._cut(proceed, fault)
             case Kind.SLOW:
