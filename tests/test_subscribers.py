@@ -204,11 +204,17 @@ def test_a_subscriber_is_declared_once_for_each_class_and_its_options_are_said_o
         ({"concurrency": 0}, "concurrency is 0"),
         ({"concurrency": True}, "concurrency is True"),
         ({"ack": "never"}, "ack is 'auto' or 'manual', not 'never'"),
+        ({"retries": 3}, "there is no option 'retries'; did you mean 'retry'?"),
     ],
 )
 def test_wrong_options_of_a_subscriber_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Bus("memory:", topics=[raw]).subscriber(raw, "s", **options)(of_bytes)
+
+
+def test_a_retry_that_is_only_a_number_is_told_what_it_is() -> None:
+    with pytest.raises(UsageError, match=r"retry is a Retry, such as Retry\(max_retries=3\), not 3"):
+        Bus("memory:", topics=[raw]).consume(raw, "s", retry=3)  # type: ignore[arg-type]
 
 
 def test_names_of_subscriptions_and_topics_are_checked_when_they_are_declared() -> None:
@@ -676,6 +682,48 @@ async def test_what_never_waits_is_not_passed_around_among_all_workers(world: Wo
     await began(world, bus)
     await world.until(lambda: len(tasks) == 100)
     assert len(set(tasks)) <= 2, "the one that asked, and the one that goes on meanwhile"
+
+
+@pytest.mark.parametrize("acks", [False, True])
+async def test_a_handler_that_cancels_its_own_task_has_failed_and_others_go_on(world: World, acks: bool) -> None:
+    bus, seen = world.bus(placed), Seen()
+
+    @bus.subscriber(placed, "s", concurrency=1, retry=Retry(max_retries=1, delay=1, jitter=0), ack="manual")
+    async def handle(order: Placed, delivery: Delivery[Placed]) -> None:
+        await seen.take(order, delivery)
+        if order.number != 2 or acks:
+            await delivery.ack()
+        if order.number == 2:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    await began(world, bus)
+    await bus.publish_batch(placed, orders_of("a1", "a2", "a3", "b4"))
+    await world.run(30)
+    outcomes = world.outcomes("s", topic=placed)
+    assert outcomes["acked"] == ([0, 1, 2, 3] if acks else [0, 2, 3])
+    rows = world.rows("s", "dead", topic=placed)
+    assert [(row.offset, row.error_type) for row in rows] == ([] if acks else [(1, "CancelledError")])
+    numbers = [order.number for order in seen.values if order.customer == "a"]
+    assert numbers == ([1, 2, 3] if acks else [1, 2, 2, 3])
+
+
+async def test_whoever_cancels_all_tasks_does_not_stop_a_subscriber(world: World) -> None:
+    bus, seen = world.bus(placed), Seen()
+
+    @bus.subscriber(placed, "s")
+    async def handle(order: Placed, delivery: Delivery[Placed]) -> None:
+        await seen.take(order, delivery)
+
+    await began(world, bus)
+    for task in asyncio.all_tasks():
+        if "subscriber" in task.get_name():
+            task.cancel()
+    await bus.publish_batch(placed, orders_of("a1", "b2"))
+    await world.run(5)
+    assert world.outcomes("s", topic=placed) == {"acked": [0, 1]}
 
 
 # --- time -------------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ def policy_changes(**options: Any) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     retry = options.pop("retry", None)
     if retry is not None:
+        if not isinstance(retry, Retry):
+            raise UsageError(f"retry is a Retry, such as Retry(max_retries=3), not {retry!r}")
         first, longest = seconds(retry.delay, "the delay of a retry"), seconds(retry.max_delay, "the longest delay")
         changes |= {
             "max_retries": retry.max_retries,

@@ -194,6 +194,8 @@ class Handling:
     def _gone(self, worker: Worker, task: asyncio.Task[None]) -> None:
         self.workers.discard(worker)
         error = None if task.cancelled() else task.exception()
+        if task.cancelled() and not self._stopping:
+            self._hire()
         if error is not None and not self.failed.done():
             logger.error("%s can go on no more: %s", self, error)
             self.failed.set_exception(error)
@@ -293,11 +295,8 @@ class Handling:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # whatever else a handler raises is its verdict
-            overdue, cancelled = worker.overdue, isinstance(error, asyncio.CancelledError)
-            if cancelled and not overdue and _is_cancelled(worker):
-                delivery._return()  # it is this process that ends; the event has done nothing wrong
+            if self._judge(worker, delivery, error):
                 raise
-            self._say(partial(self._failed, delivery, self._timeout(worker) if overdue and cancelled else error))
         else:
             if not (delivery._said or self.subscriber.manual):
                 self._acks.add(delivery)
@@ -360,6 +359,19 @@ class Handling:
             )  # fmt: skip
 
     # --- verdicts -----------------------------------------------------------------------------
+
+    def _judge(self, worker: Worker, delivery: Delivery[Any], error: BaseException) -> bool:
+        """Say what becomes of an event whose handler raised this; returns whether its worker must end."""
+        cancelled = isinstance(error, asyncio.CancelledError)
+        ends = cancelled and not worker.overdue and _is_cancelled(worker)
+        if ends and self._stopping:
+            delivery._return()  # it is this process that ends; the event has done nothing wrong
+            return True
+        self._say(partial(self._failed, delivery, self._timeout(worker) if cancelled and worker.overdue else error))
+        if ends:
+            # Its own code has cancelled this task, or somebody all tasks: another worker takes its place.
+            self._intake.leave(delivery)
+        return ends
 
     def _failed(self, delivery: Delivery[Any], error: BaseException | Failure) -> None:
         match error:

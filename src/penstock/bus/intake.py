@@ -54,6 +54,13 @@ class Intake:
             self._consumer._give_back(lane)
         return None
 
+    def leave(self, delivery: Delivery[Any]) -> None:
+        """Let others have what is behind this one, which has ended with the worker that did it."""
+        behind = self.after(delivery)
+        if behind is not None:
+            behind._return()
+            self.after(behind)
+
     def give_back(self) -> None:
         """Let others have all that was not begun."""
         self._consumer._give_back()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from penstock.bus.handlers import Subscriber, handler_of
-from penstock.errors import UsageError
+from penstock.errors import UsageError, did_you_mean
 from penstock.settings import redact_url
 
 if TYPE_CHECKING:
@@ -88,6 +88,10 @@ class Subscribers:
         """Return a decorator that takes a handler."""
         if self.runner is not None:
             raise UsageError(f"subscriber {name!r} comes too late: the bus runs; declare handlers before")
+        for option in options:
+            if option not in ConsumeOptions.__annotations__:
+                near = did_you_mean(option, ConsumeOptions.__annotations__)
+                raise UsageError(f"subscriber {name!r}: there is no option {option!r}{near}")
         if ack not in {None, "auto", "manual"}:
             raise UsageError(f"subscriber {name!r}: ack is 'auto' or 'manual', not {ack!r}")
         declared = self._topic_of(topic)

@@ -122,6 +122,7 @@ class Life:
             # Those in threads are waited for: in the next life they would run beside themselves. One that has ended, or
             # has not begun, and only waits for what never comes, is not in its thread.
             in_threads = {run.delivery for run in self._watching.in_threads}
+            runner.begin_nothing()
             for worker in (worker for handling in runner.handlings for worker in handling.busy):
                 if worker.task is not None and worker.delivery not in in_threads:
                     worker.task.cancel()
