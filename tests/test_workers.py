@@ -30,6 +30,18 @@ async def test_what_a_call_raises_is_raised_where_it_is_awaited(workers: Workers
     assert await workers.call(int, "1") == 1  # and the thread goes on
 
 
+@pytest.mark.parametrize("error", [StopIteration, GeneratorExit])
+async def test_what_would_mean_something_else_where_it_is_awaited_is_told_as_an_error(
+    error: type[BaseException], workers: Workers
+) -> None:
+    def stop() -> None:
+        raise error
+
+    with pytest.raises(RuntimeError, match=f"the call raised {error.__name__}") as raised:
+        await workers.call(stop)
+    assert isinstance(raised.value.__cause__, error)
+
+
 async def test_calls_run_at_once_up_to_the_number_of_threads(workers: Workers) -> None:
     together = threading.Barrier(3)
     await asyncio.gather(*(workers.call(together.wait, 30) for _ in range(3)))

@@ -109,5 +109,9 @@ def _set_result(future: asyncio.Future[R], result: R) -> None:
 
 
 def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
+    if isinstance(error, StopIteration | GeneratorExit):
+        # Where it is awaited these would say something about the coroutine there, and no future takes the first.
+        raised, error = error, RuntimeError(f"the call raised {type(error).__name__}")
+        error.__cause__ = raised
     if not future.done():
         future.set_exception(error)
