@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that tests can share what is in `tests.file_children`
 
+from tests.postgres import postgres_server
 from tests.spark_drivers import JAVA_VARIABLES
 from tests.spark_session import spark, why_no_spark
 
-__all__ = ["spark"]  # a fixture: pytest finds it here
+__all__ = ["postgres_server", "spark"]  # fixtures: pytest finds them here
 
 # The machines that run this are shared: an example's time says nothing, so hypothesis sets no deadline.
 settings.register_profile("default", max_examples=100, deadline=None, derandomize=True)

