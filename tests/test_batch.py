@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock import columns as cols
-from penstock.batch import NEVER, STORED_SCHEMA, UNTYPED, Batch, Place, StoredEvent
+from penstock.batch import KIND_EVENTS_MIN, NEVER, STORED_SCHEMA, UNTYPED, Batch, Kind, Place, StoredEvent
 from penstock.errors import InvalidBatch, InvalidEvent, TooLarge, UsageError
-from penstock.events import Event
+from penstock.events import VERSION_HEADER, Event
 from penstock.offsets import Position, Range
 from penstock.parsing import parse
 from penstock.producers import Run
@@ -503,6 +503,42 @@ def test_who_asks_while_another_finds_out_that_all_are_wanted_is_answered() -> N
 def test_columns_are_all_alike_if_every_value_is_the_first(values: list[str | None], low: int) -> None:
     texts = pa.array(values, pa.string()).slice(min(low, len(values) - 1))
     assert cols.all_alike(texts) == (len(set(texts.to_pylist())) == 1)
+
+
+HEADERS = st.sampled_from(
+    [{"dataversion": b"2"}, {"dataversion": b"3"}, {"tenant": b"2"}, {"dataversion": b"2", "tenant": b"acme"}, {}]
+)
+
+
+KINDS = st.tuples(st.none() | st.sampled_from(["placed", "paid"]), st.none() | st.just("text/plain"), HEADERS)
+
+
+@given(
+    before=st.lists(KINDS, max_size=3),
+    rows=st.lists(KINDS, min_size=1, max_size=1) | st.lists(KINDS, min_size=2, max_size=2),
+    times=st.sampled_from([KIND_EVENTS_MIN, KIND_EVENTS_MIN - 1]),
+    after=st.lists(KINDS, max_size=3),
+)
+@example(before=[], rows=[(None, None, {"dataversion": b"2"}), (None, None, {"tenant": b"2"})], times=16, after=[])
+def test_a_batch_has_a_kind_if_one_decoder_serves_all_of_its_events(
+    before: list[Any], rows: list[Any], times: int, after: list[Any]
+) -> None:
+    kinds = [*before, *rows * times, *after]
+    events = [Event(data=b"x", type=type, content_type=text, headers=headers) for type, text, headers in kinds]
+    batch = Batch.from_events(events).slice(Range(len(before), len(kinds) - len(after)))
+    [(type, content_type, headers), *others] = {(kind, text, tuple(stated.items())) for kind, text, stated in rows}
+    versioned = tuple(name for name, _ in headers) == (VERSION_HEADER,)
+    if others or len(batch) < KIND_EVENTS_MIN or not (versioned or not headers):
+        assert batch.kind is None
+    else:
+        assert batch.kind == Kind(type or UNTYPED, content_type, headers[0][1] if versioned else None)
+
+
+def test_a_header_that_some_events_have_not_is_not_that_of_all() -> None:
+    headers = pa.array([[], [("a", b"1")], [("a", b"1")]], pa.map_(pa.string(), pa.binary()))
+    assert cols.only_header(headers, "a") is None
+    assert cols.only_header(headers[1:], "a") == pa.array([b"1", b"1"], pa.binary())
+    assert cols.only_header(headers[1:], "b") is None
 
 
 @pytest.mark.parametrize("even_max", [0, cols.EVEN_MAX])

@@ -15,6 +15,7 @@ import pytest
 import xxhash
 
 from penstock import Batch, Bus, Event, Gap, Position, Prepared, Range, Receipt, Topic, event, upcaster
+from penstock.batch import KIND_EVENTS_MIN, StoredEvent
 from penstock.clock import VirtualClock
 from penstock.errors import (
     BeyondEnd,
@@ -141,16 +142,23 @@ async def test_several_classes_share_a_topic_and_come_back_as_themselves(bus: Bu
     assert kinds == ["application/json", "application/vnd.msgpack", "application/json", "application/vnd.msgpack"]
 
 
-async def test_an_old_version_is_brought_up_and_a_future_one_is_refused(bus: Bus) -> None:
-    old = Event(type="order.placed", data=b'{"order_id":"o-0","customer":"ada"}')
-    new = Event(type="order.placed", data=b"{}", headers={"dataversion": b"3"})
-    await bus.publish(orders, old, key="ada")
-    await bus.publish(orders, new, key="ada")
-    found = [found async for found in bus.read(orders)]
-    assert orders.decode(found[0]) == OrderPlaced("o-0", "ada", Decimal(0))
-    with pytest.raises(FutureVersion, match="upgrade"):
-        orders.decode(found[1])
-    assert found[1].data == b"{}"
+@pytest.mark.parametrize("count", [1, KIND_EVENTS_MIN])
+async def test_an_old_version_is_brought_up_and_a_future_one_is_refused(bus: Bus, count: int) -> None:
+    async def stored(headers: dict[str, bytes]) -> list[StoredEvent]:
+        event = Event(type="order.placed", data=b'{"order_id":"o-0","customer":"ada"}', key=b"ada", headers=headers)
+        receipt = await bus.publish_batch(orders, Batch.from_events([event] * count))
+        first = receipt.positions[0]
+        return [found async for found in bus.read(orders, partition=first.partition, start=first.offset)]
+
+    for old in await stored({}):
+        assert orders.decode(old) == OrderPlaced("o-0", "ada", Decimal(0))
+    for new in await stored({"dataversion": b"3"}):
+        with pytest.raises(FutureVersion, match="upgrade"):
+            orders.decode(new)
+        assert new.data == b'{"order_id":"o-0","customer":"ada"}'
+    for wrong in await stored({"dataversion": b"two"}):
+        with pytest.raises(DecodeError, match="'dataversion' is not a version number"):
+            orders.decode(wrong)
 
 
 async def test_every_field_of_an_event_can_be_set_and_is_read_back(bus: Bus, clock: VirtualClock) -> None:

@@ -25,7 +25,7 @@ from xxhash import xxh3_128_digest
 from penstock import columns as cols
 from penstock.clock import us_to_datetime
 from penstock.errors import InvalidEvent, UsageError, did_you_mean
-from penstock.events import Event
+from penstock.events import VERSION_HEADER, Event
 from penstock.offsets import Position, Range
 from penstock.parsing import parse
 from penstock.producers import Run
@@ -69,6 +69,15 @@ class Place(NamedTuple):
     content_type: str
 
 
+class Kind(NamedTuple):
+    """What decoding needs to know of an event besides its payload."""
+
+    type: str
+    content_type: str | None
+    version: bytes | None
+    """What its header says; None without one."""
+
+
 class Batch:
     """Events of one partition with consecutive offsets, or a selection of them."""
 
@@ -106,7 +115,7 @@ class Batch:
         self._identities: list[tuple[str, str]] | None = None
         self._digests: dict[str, list[bytes]] = {}
         self._expected: npt.NDArray[np.int64] | None = None
-        self._kind: tuple[str, str | None] | Literal[False] | None = None
+        self._kind: Kind | Literal[False] | None = None
 
     # --- making one --------------------------------------------------------------------------
 
@@ -382,8 +391,8 @@ class Batch:
             yield StoredEvent(self, row)
 
     @property
-    def kind(self) -> tuple[str, str | None] | None:
-        """The type and content type of its events, if all have the same and none has headers.
+    def kind(self) -> Kind | None:
+        """The kind of its events, if all have the same, and no headers but that of their version.
 
         What decodes one of them decodes all; None if they differ, and for so few that finding out is not worth it.
         """
@@ -391,19 +400,24 @@ class Batch:
             self._kind = self._common_kind() or False
         return self._kind or None
 
-    def _common_kind(self) -> tuple[str, str | None] | None:
+    def _common_kind(self) -> Kind | None:
         if self.columns.num_rows < KIND_EVENTS_MIN:
             return None
-        stated: list[str | None] = []
+        stated: list[Any] = []
         for name in ("headers", "type", "content_type"):
             column = self.columns.column(name) if name in self.columns.schema.names else None
+            if column is not None and name == "headers" and column.null_count < len(column):
+                column = cols.only_header(column, VERSION_HEADER)
+                if column is None:
+                    return None
             if column is None or column.null_count == len(column):
                 stated.append(None)
-            elif name == "headers" or not cols.all_alike(column):
+            elif not cols.all_alike(column):
                 return None
             else:
                 stated.append(column[0].as_py())
-        return stated[1] or UNTYPED, stated[2] or (self.place.content_type if self.place else None)
+        version, type, content_type = stated
+        return Kind(type or UNTYPED, content_type or (self.place.content_type if self.place else None), version)
 
     def expect(self, rows: npt.NDArray[np.int64]) -> None:
         """Know that single cells will be asked for of these rows only, as a rule: others need not be converted."""
@@ -582,7 +596,7 @@ class StoredEvent:
         return digests[self._row]
 
     @property
-    def alike(self) -> tuple[tuple[str, str | None] | None, bytes]:
+    def alike(self) -> tuple[Kind | None, bytes]:
         """The kind that it shares with all events of its batch, if it does, and the payload."""
         batch = self._batch
         # What was found out once is taken from where it is kept, for two calls less with each event.

@@ -365,13 +365,23 @@ def _even_offsets(start: int, length: int, count: int) -> bytes:
     return np.arange(start, start + length * count + 1, length, dtype=np.int32).tobytes()
 
 
-def all_alike(texts: pa.Array) -> bool:
-    """Say whether all of these have the same value; there is at least one."""
-    first = texts[0].as_py()
-    if texts.null_count or first is None:
-        return bool(texts.null_count == len(texts))
-    value, data = first.encode(), bytes_of(texts).tobytes()
-    return not data if not value else _length_of_all(texts) == len(value) and data == value * len(texts)
+def only_header(headers: pa.Array, name: str) -> pa.Array | None:
+    """Return the values of the header of this name, if every event has it and no other one."""
+    offsets = headers.offsets.to_numpy()
+    if headers.null_count or (np.diff(offsets) != 1).any():
+        return None
+    start, count = int(offsets[0]), len(headers)
+    names = headers.keys.slice(start, count)
+    return headers.items.slice(start, count) if names[0].as_py() == name and all_alike(names) else None
+
+
+def all_alike(values: pa.Array) -> bool:
+    """Say whether all of these texts, or bytes, are the same; there is at least one."""
+    first = values[0].as_py()
+    if values.null_count or first is None:
+        return bool(values.null_count == len(values))
+    value, data = first.encode() if isinstance(first, str) else first, bytes_of(values).tobytes()
+    return not data if not value else _length_of_all(values) == len(value) and data == value * len(values)
 
 
 def places_of(keys: pa.Array, key: bytes) -> npt.NDArray[np.int64]:

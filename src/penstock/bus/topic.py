@@ -13,11 +13,20 @@ from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, get_args
 
 import msgspec
 
-from penstock.batch import Batch, StoredEvent
+from penstock.batch import Batch, Kind, StoredEvent
 from penstock.clock import seconds, us_to_datetime
 from penstock.columns import check_text
 from penstock.errors import DecodeError, InvalidEvent, UsageError, did_you_mean
-from penstock.events import Event, EventType, check_event, check_name, event_type_of, utf8, version_of
+from penstock.events import (
+    VERSION_HEADER,
+    Event,
+    EventType,
+    check_event,
+    check_name,
+    event_type_of,
+    utf8,
+    version_of,
+)
 from penstock.rows import Compression, Durability, Retention, TopicSettings
 
 T = TypeVar("T")
@@ -109,7 +118,7 @@ class Topic(Generic[T]):
         if classes != (bytes,):
             self.types = {cls: event_type_of(cls) for cls in classes}
         self._by_name = {event_type.name: event_type for event_type in self.types.values()}
-        self._ways: dict[tuple[str, str | None], Callable[[bytes], T]] = {}
+        self._ways: dict[Kind, Callable[[bytes], T]] = {}
         """What decodes events of each kind that was met."""
         content_types = {event_type.content_type for event_type in self.types.values()}
         self.settings = TopicSettings(
@@ -246,12 +255,13 @@ class Topic(Generic[T]):
             raise DecodeError(f"topic {self.name!r} declares no event type {name!r}{near}")
         return event_type
 
-    def _found_way(self, kind: tuple[str, str | None]) -> Callable[[bytes], T]:
-        """Return what decodes all events of a kind, none of which has a header, so that all have version 1."""
-        type_name, content_type = kind
+    def _found_way(self, kind: Kind) -> Callable[[bytes], T]:
+        """Return what decodes all events of a kind."""
+        event_type = self._event_type(kind.type)
+        version = 1 if kind.version is None else version_of({VERSION_HEADER: kind.version})
         if len(self._ways) >= WAYS_MAX:
             self._ways.clear()
-        way = self._ways[kind] = self._event_type(type_name).way(1, content_type or self.settings.content_type)
+        way = self._ways[kind] = event_type.way(version, kind.content_type or self.settings.content_type)
         return way
 
 
