@@ -710,6 +710,25 @@ async def test_a_handler_that_cancels_its_own_task_has_failed_and_others_go_on(w
     assert numbers == ([1, 2, 3] if acks else [1, 2, 2, 3])
 
 
+async def test_a_handler_that_cancels_its_own_task_and_returns_holds_nothing_of_its_lane(world: World) -> None:
+    bus, seen = world.bus(placed), Seen()
+
+    @bus.subscriber(placed, "s")
+    async def handle(order: Placed) -> None:
+        seen.values.append(order)
+        if order.number == 1:
+            await world.clock.pause(1)
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+    await began(world, bus)
+    await bus.publish_batch(placed, orders_of(*(f"a{number}" for number in range(100))))
+    await world.run(30)
+    assert world.outcomes("s", topic=placed) == {"acked": list(range(100))}
+    assert [order.number for order in seen.values] == list(range(100))
+
+
 async def test_whoever_cancels_all_tasks_does_not_stop_a_subscriber(world: World) -> None:
     bus, seen = world.bus(placed), Seen()
 

@@ -220,8 +220,19 @@ class Handling:
                     # Handlers that never wait would keep the event loop from everybody else.
                     self._breathless = True
                     asyncio.get_running_loop().call_soon(self._breathe, worker.began)
-                while self._breathless:  # noqa: ASYNC110 - the turn itself is what it waits for
-                    await asyncio.sleep(0)
+                if self._breathless:
+                    await self._pause(delivery)
+
+    async def _pause(self, following: Delivery[Any] | None) -> None:
+        """Let the event loop have a turn; if this worker ends meanwhile, what it would do next goes back."""
+        try:
+            while self._breathless:  # noqa: ASYNC110 - the turn itself is what it waits for
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if following is not None:
+                following._return()
+                self._intake.after(following)
+            raise
 
     def _breathe(self, since: float) -> None:
         """Note that the event loop has had a turn, which began soon after this time."""
