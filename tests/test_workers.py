@@ -51,6 +51,21 @@ async def test_threads_are_started_only_as_they_are_needed(workers: Workers) -> 
     assert len({await workers.call(threading.get_ident) for _ in range(20)}) == 1
 
 
+async def test_where_a_thread_cannot_be_started_that_is_told_and_a_later_call_tries_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers = Workers(1, "test")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            workers.call(int, "1")
+    assert await asyncio.wait_for(workers.call(int, "2"), 30) == 2
+    workers.stop()
+
+
 async def test_of_idle_threads_the_one_that_was_busy_last_is_asked(workers: Workers) -> None:
     together = threading.Barrier(3)
     await asyncio.gather(*(workers.call(together.wait, 30) for _ in range(3)))

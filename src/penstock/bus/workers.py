@@ -67,7 +67,12 @@ class Workers:
             name = f"{self._name}-{self._started}"
         calls: _Calls = SimpleQueue()
         calls.put(call)
-        threading.Thread(target=self._work, args=(calls,), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._work, args=(calls,), name=name, daemon=True).start()
+        except RuntimeError:  # the machine has no more threads, or the interpreter ends
+            with self._lock:
+                self._started -= 1
+            raise
         return future
 
     def _work(self, calls: _Calls) -> None:
