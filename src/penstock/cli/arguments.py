@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from datetime import datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
 from penstock.errors import UsageError
-from penstock.offsets import OFFSET_END, Position
 from penstock.settings import Setting
+
+if TYPE_CHECKING:
+    from penstock.offsets import Position
 
 _SECONDS_PER = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400}
 _DURATION = re.compile(rf"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[{''.join(_SECONDS_PER)}])?")
@@ -64,6 +66,8 @@ class Spot(NamedTuple):
 
 def spot(text: str) -> Spot:
     """Return the place of an event for `17`, or for `orders/0@17` as it is shown everywhere."""
+    from penstock.offsets import OFFSET_END, Position  # numpy comes with it, which most commands do without
+
     if re.fullmatch(r"[0-9]+", text) and int(text) < OFFSET_END:
         return Spot(int(text), None)
     try:
