@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -440,3 +441,31 @@ async def test_aiosqlite_commits_both_or_neither(tmp_path: Path) -> None:
     async with aiosqlite.connect(tmp_path / "app.db") as other:
         cursor = await other.execute("SELECT what FROM effects")
         assert list(await cursor.fetchall()) == [("billed",)]
+
+
+@pytest.mark.parametrize("turns", range(12))
+@pytest.mark.parametrize("level", [None, ""])
+async def test_a_block_of_aiosqlite_that_is_cancelled_at_any_moment_leaves_no_transaction(
+    tmp_path: Path, level: str | None, turns: int
+) -> None:
+    async with aiosqlite.connect(tmp_path / "app.db", isolation_level=level) as connection:
+        await connection.execute("CREATE TABLE effects (what TEXT NOT NULL)")
+        await connection.commit()
+
+        async def handle(what: str) -> None:
+            async with once(connection, what) as first:
+                if first:
+                    await connection.execute("INSERT INTO effects VALUES (?)", (what,))
+
+        await handle("before")
+        cut = asyncio.create_task(handle("cut"))
+        for _ in range(turns + 1):
+            await asyncio.sleep(0)
+        cut.cancel()
+        await asyncio.wait([cut])
+        assert not connection.in_transaction
+        await handle("after")
+        await handle("cut")
+        with closing(sqlite3.connect(tmp_path / "app.db")) as another:
+            effects = [what for (what,) in another.execute("SELECT what FROM effects")]
+        assert sorted(effects) == ["after", "before", "cut"]

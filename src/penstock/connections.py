@@ -12,6 +12,7 @@ refused with an error that says this.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Generator
 from functools import cache
@@ -152,7 +153,7 @@ class Driver:
             step = next(steps)
             while True:
                 try:
-                    answer = await self._take_async(step)
+                    answer = await (self._taken(step) if self.sqlite else self._take_async(step))
                 except BaseException as error:  # noqa: BLE001 - the same
                     step = steps.throw(error)
                 else:
@@ -160,6 +161,24 @@ class Driver:
         except StopIteration as done:
             result: R = done.value
             return result
+
+    async def _taken(self, step: Execute | Call) -> int:
+        """Take a step to its end; a cancel waits for that.
+
+        A thread makes the calls of SQLite, also one that nobody waits for any more. What it did would not be undone:
+        whether a transaction is open, and whose that is, can be told only when it has ended. The drivers of servers
+        end a call that is cancelled before they let go of it.
+        """
+        taking = asyncio.ensure_future(self._take_async(step))
+        cancel: asyncio.CancelledError | None = None
+        while not taking.done():
+            try:
+                await asyncio.wait([taking])
+            except asyncio.CancelledError as error:
+                cancel = error
+        if cancel is not None:
+            raise cancel from taking.exception()
+        return taking.result()
 
     def _take(self, step: Execute | Call) -> int:
         if isinstance(step, Call):
