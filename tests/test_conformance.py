@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from bisect import bisect_left
+from collections import Counter
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -141,6 +142,8 @@ def test_a_full_store_refuses_rows_and_still_replaces_them() -> None:
             write(2)
     assert len(store.parked.page(ParkedFilter(log_id=topic.log_id, subscription="billing"))) == 2
     assert len(store.schedule.page()) == 2
+    for number in range(5):  # what is given back makes room
+        store.leases.release(acquired(store, "0" if number == 0 else f"new-{number}"))
 
 
 def test_a_full_store_refuses_topics_records_and_staged_rows() -> None:
@@ -637,8 +640,20 @@ def parked_rows_go_with_their_events(store: MemoryStore, right: Any, *args: Any,
 
 
 @planted("leases.release", "test_epochs_never_come_again")
-def an_epoch_comes_again_after_a_release(store: MemoryStore, _: Any, lease: Any, **__: Any) -> None:
-    del store._state.leases[lease.name]
+def an_epoch_comes_again_after_a_release(store: MemoryStore, right: Any, lease: Any, **options: Any) -> None:
+    right(lease, **options)
+    store.leases._revision = 0
+
+
+@planted("leases.acquire", "test_no_two_acquisitions_have_the_same_epoch_whatever_their_leases")
+def epochs_are_counted_lease_by_lease(
+    store: MemoryStore, right: Any, name: str, *arguments: Any, **options: Any
+) -> Any:
+    acquired = right(name, *arguments, **options)
+    counts = vars(store).setdefault("counts", Counter())
+    counts[name] += 1
+    store._state.leases[name] = lease = acquired._replace(epoch=counts[name])
+    return lease
 
 
 @planted("_state.clock.monotonic", "test_a_jump_of_the_wall_clock_expires_nothing_and_prolongs_nothing")
@@ -921,6 +936,7 @@ def rows_are_lost_at_the_end(store: MemoryStore, right: Any) -> None:
     tables: list[Any] = [store._state.cursors, store._state.parked, store._state.leases]
     for rows in (*tables, store.schedule._rows, store.outbox._rows, store.manifests._rows):
         rows.clear()
+    store.leases._revision = 0
     right()
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from tests.file_state import (
     LIMITS,
@@ -469,6 +470,8 @@ def test_rows_beyond_the_limit_are_refused_and_those_there_can_still_be_replaced
         committed(settlement=b"2", cursors=(a_cursor(a_shard(topic), 0),))
     store.cursors.forget_settlements(1)
     committed(settlement=b"2")
+    for number in range(5):  # what is given back makes room
+        store.leases.release(acquired(store, "0" if number == 0 else f"new-{number}"))
     # Each commit of a call counts those before it, and what is removed makes room.
     store.parked.purge(billing(topic))
     rows = [Commit(parked=(a_parked(a_shard(topic), offset),)) for offset in range(3)]
@@ -493,9 +496,13 @@ def test_a_fence_that_was_good_is_refused_once_another_process_has_its_lease(
     step = Commit(cursors=(a_cursor(a_shard(topic), 0),), fences=(lease.fence, other.fence))
     for _ in range(2):  # the second time it is known
         assert one.cursors.commit([step]) == [None]
-    one.leases.release(lease)
+    one.leases.release(lease, clean=False)
     assert one.cursors.commit([step]) == [None]  # nobody else has had it since
-    acquired(two, "shard", "b")
+    second = acquired(two, "shard", "b")
+    assert [type(answer) for answer in one.cursors.commit([step])] == [Fenced]
+    step = msgspec.structs.replace(step, fences=(second.fence, other.fence))
+    assert one.cursors.commit([step]) == [None]
+    two.leases.release(second)  # and leaves nothing behind
     assert [type(answer) for answer in one.cursors.commit([step])] == [Fenced]
     assert one.cursors.commit([Commit(fences=(other.fence,))]) == [None]
 

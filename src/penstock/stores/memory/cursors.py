@@ -248,11 +248,12 @@ class MemoryParkedRows:
 
 
 class MemoryLeases:
-    """The `Leases` port. A released lease stays, expired, because its epoch must never come again."""
+    """The `Leases` port. A lease that was released stays, without an owner, only if that was not clean."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._revision = 0
+        """Raised by every acquisition and release; what it is then is the epoch of what was acquired."""
 
     def _held(self, name: str) -> Lease | None:
         lease = self._state.leases.get(name)
@@ -274,16 +275,16 @@ class MemoryLeases:
                 return None
             last = self._state.leases.get(name)
             self._state.check_rows(len(self._state.leases), int(last is None), "lease")
+            self._revision += 1
             lease = Lease(
                 name,
                 owner,
-                epoch=last.epoch + 1 if last else 1,
+                epoch=self._revision,
                 expires_at=expires_at,
-                clean=last is None or (not last.owner and last.clean),
+                clean=last is None,
                 under=under and under.fence,
             )
             self._state.leases[name] = lease
-            self._revision += 1
             return lease
 
     def acquire_some(self, names: Sequence[str], owner: str, most: int, *, under: Lease) -> list[Lease]:
@@ -319,7 +320,10 @@ class MemoryLeases:
             last = self._state.leases.get(lease.name)
             if last is None or last.epoch != lease.epoch or not last.owner:
                 raise LeaseLost(f"lease {lease.name!r} is not held with epoch {lease.epoch} any more")
-            self._state.leases[lease.name] = last._replace(owner="", expires_at=0.0, clean=clean, under=None)
+            if clean:
+                del self._state.leases[lease.name]
+            else:
+                self._state.leases[lease.name] = last._replace(owner="", expires_at=0.0, clean=False, under=None)
             self._revision += 1
 
     def release_some(self, leases: Sequence[Lease], *, clean: bool = True) -> list[Lease]:

@@ -211,6 +211,16 @@ class LeasesConformance(StoreOpening):
                 clock.advance(11)
         assert epochs == sorted(set(epochs))
 
+    def test_no_two_acquisitions_have_the_same_epoch_whatever_their_leases(self, store: Store) -> None:
+        above = acquired(store, "process/1", "p", 10)
+        epochs = [above.epoch]
+        for name in ("one", "two", "one", "three"):
+            lease = acquired(store, name, "a", under=above)
+            epochs.append(lease.epoch)
+            store.leases.release(lease, clean=name != "two")
+        epochs += [lease.epoch for lease in store.leases.acquire_some(["one", "two", "four"], "b", 3, under=above)]
+        assert epochs == sorted(set(epochs))
+
     def test_releasing_what_somebody_else_has_by_now_is_an_error_and_takes_nothing(
         self, store: Store, clock: VirtualClock
     ) -> None:

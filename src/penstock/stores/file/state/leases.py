@@ -1,7 +1,8 @@
 """The `Leases` port in `control.db`.
 
 Epochs are numbers of one counter for all leases, so that none ever comes again, whatever becomes of a lease's row.
-A released lease stays as a row without an owner, which says whether the release was clean.
+A lease that is released has no row, as one that nobody had before; but if the release was not clean it stays, as a row
+without an owner that says so. In a file that was rebuilt all stay: there, what has no row is not known to be clean.
 
 Times are those of the machine's boot clock; a row of another boot has expired. So has, at once, the lease of a process
 that is dead, as its member byte tells.
@@ -48,6 +49,7 @@ COUNT_CURRENT = """
 WITH asked (name, epoch) AS (VALUES {})
 SELECT count(*) FROM asked CROSS JOIN leases ON leases.name = asked.name WHERE leases.epoch = asked.epoch
 """
+DELETE_LEASE = "DELETE FROM leases WHERE name = ?"
 REPLACE_LEASE = "REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 TOGETHER: Final = 64
@@ -256,7 +258,8 @@ class FileLeases:
         self._log.check_open()
 
         def work(connection: sqlite3.Connection) -> list[Lease]:
-            released, rows = [], []
+            released: list[Lease] = []
+            rows: list[LeaseRow] = []
             lasts = read_leases(connection, [lease.name for lease in leases])
             for lease in dict.fromkeys(leases):
                 row = lasts.get(lease.name)
@@ -264,9 +267,13 @@ class FileLeases:
                     released.append(lease)
                     rows.append(row._replace(owner=NOBODY, expires_at=0.0, clean=int(clean)))
             if rows:
-                _write(connection, rows)
-                # A number that no acquisition gets: so the last one given out says whether anything has changed.
                 tally = read_tally(connection, LEASES)
+                if clean and self._unknown_is_clean:
+                    connection.executemany(DELETE_LEASE, [(row.name,) for row in rows])
+                    tally = tally._replace(rows=tally.rows - len(rows))
+                else:
+                    _write(connection, rows)
+                # A number that no acquisition gets: so the last one given out says whether anything has changed.
                 write_tally(connection, LEASES, tally._replace(last=tally.last + 1))
             return released
 
