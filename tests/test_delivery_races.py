@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from tests.deliveries import Hook, World, kept, raw
 
+from penstock import Bus
 from penstock.runtime import subscriptions
 
 SEEN = 0.5
@@ -52,6 +54,44 @@ async def test_a_lease_that_was_over_before_its_shard_was_had_is_not_held(
                 assert late.taken == []
             await world.kill(other, active)
             await world.until(lambda: late.offsets == [0], within=15)
+
+
+async def cut_off_while_joining(world: World, bus: Bus) -> asyncio.Event:
+    """Let consumer x be cancelled while the answer is under way that it has the lease; returns what lets it arrive."""
+    answered = world.hold(bus, "acquire", name="shard/")
+    joining = asyncio.ensure_future(bus.consume(raw, "s", mode="failover", consumer_id="x").__aenter__())
+    await world.settle()
+    joining.cancel()
+    await asyncio.wait([joining])
+    return answered
+
+
+@pytest.mark.parametrize("late", [0, 5])
+async def test_a_lease_of_which_nobody_heard_that_it_was_acquired_is_released(world: World, late: float) -> None:
+    bus, other = world.bus(), world.bus()
+    await world.publish(other, b"0")
+    answered = await cut_off_while_joining(world, bus)
+    await world.run(late)
+    answered.set()
+    async with world.running(other.consume(raw, "s", mode="failover")) as running:
+        await world.until(lambda: running.offsets == [0], within=5)
+
+
+async def test_a_lease_that_is_acquired_again_is_not_released_because_nobody_heard_of_the_first_time(
+    world: World,
+) -> None:
+    bus, other = world.bus(), world.bus()
+    await world.publish(other, b"0")
+    first = await cut_off_while_joining(world, bus)
+    again = world.hold(bus, "acquire", name="shard/")
+    async with world.running(bus.consume(raw, "s", mode="failover", consumer_id="x"), kept) as late:
+        await world.settle()
+        first.set()
+        await world.run(5)
+        again.set()
+        async with world.running(other.consume(raw, "s", mode="failover"), kept) as waiting:
+            await world.run(5)
+            assert (late.offsets, waiting.offsets) == ([0], [])
 
 
 async def test_a_row_that_is_gone_because_of_a_seek_does_not_let_what_follows_it_begin(world: World) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import LeaseError, LeaseLost, PenstockError, StoreClosed
 from penstock.runtime.entrances import Host, Loop
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from penstock.rows import Lease
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 class Presence(Loop):
@@ -49,8 +51,10 @@ class Presence(Loop):
         self._appearing = asyncio.Lock()
         self._held: set[int] = set()
         """The epochs of leases that were acquired here, and not given back."""
-        self._orphans: dict[tuple[str, str], None] = {}
-        """Leases that the store may say are ours though nobody here has them, and who would be the owner of each."""
+        self._asking: dict[asyncio.Future[Any], list[tuple[str, str]]] = {}
+        """What the store was asked for and has not answered: leases, each with who would be its owner."""
+        self._orphans: dict[tuple[str, str], object] = {}
+        """Those that the store may say are ours though nobody here has them; another object whenever one becomes so."""
         self.losses = 0
 
     async def acquire(self, name: str, owner: str) -> Lease | None:
@@ -59,15 +63,10 @@ class Presence(Loop):
         for _ in range(3):
             above = self._lease or await self._appear()
             try:
-                lease = await self._host.call(leases.acquire, name, owner, self._seconds, under=above)
+                lease = await self._asked([name], owner, leases.acquire, name, owner, self._seconds, under=above)
             except LeaseLost:
                 if self._lease is not None and self._lease.epoch == above.epoch:
                     self._vanished("its lease is over")
-            except PenstockError:
-                raise
-            except BaseException:
-                self._orphans[name, owner] = None  # nobody knows whether it was acquired
-                raise
             else:
                 if lease is None:
                     return None
@@ -82,20 +81,33 @@ class Presence(Loop):
         leases = self._host.store.leases
         above = self._lease or await self._appear()
         try:
-            some = await self._host.call(leases.acquire_some, names, owner, most, under=above)
+            some = await self._asked(names, owner, leases.acquire_some, names, owner, most, under=above)
         except LeaseLost:
             if self._lease is not None and self._lease.epoch == above.epoch:
                 self._vanished("its lease is over")
             return []
-        except PenstockError:
-            raise
-        except BaseException:
-            self._orphans.update(((name, owner), None) for name in names)  # nobody knows which of them were acquired
-            raise
         if self.lapsed or self._lease is None or self._lease.epoch != above.epoch:
             return []  # they ended with the one above them, before anybody heard of them
         self._held.update(lease.epoch for lease in some)
         return some
+
+    async def _asked(
+        self, names: Sequence[str], owner: str, acquire: Callable[..., R], *arguments: Any, **options: Any
+    ) -> R:
+        """Ask the store for leases; those of which nobody hears whether they were acquired are released later."""
+        wanted = [(name, owner) for name in names]
+        asking = asyncio.ensure_future(self._host.call(acquire, *arguments, **options))
+        self._asking[asking] = wanted
+        try:
+            return await asyncio.shield(asking)
+        except PenstockError:
+            raise
+        except BaseException:
+            # Released when it has ended: what is still to be acquired nobody would find.
+            asking.add_done_callback(lambda _: self._orphans.update((each, object()) for each in wanted))
+            raise
+        finally:
+            asking.add_done_callback(self._asking.pop)
 
     @property
     def name(self) -> str:
@@ -123,16 +135,20 @@ class Presence(Loop):
         """Have leases released later, which nobody here can wait for."""
         for lease in leases:
             self._held.discard(lease.epoch)
-            self._orphans[lease.name, lease.owner] = None
+            self._orphans[lease.name, lease.owner] = object()
 
     async def _release_orphans(self) -> None:
         leases = self._host.store.leases
-        for name, owner in list(self._orphans):
+        for orphan, occasion in list(self._orphans.items()):
+            name, owner = orphan
             holder = await self._host.call(leases.holder, name)
+            if any(orphan in wanted for wanted in self._asking.values()):
+                continue  # it may have been acquired again, and the answer is on its way
             if holder is not None and holder.owner == owner and holder.epoch not in self._held:
                 with suppress(LeaseError):
                     await self._host.call(leases.release, holder, clean=False)
-            self._orphans.pop((name, owner), None)
+            if self._orphans.get(orphan) is occasion:
+                del self._orphans[orphan]
 
     async def _appear(self) -> Lease:
         """Acquire this process's own lease, once for all who ask meanwhile: each acquisition ends the one before."""
