@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from contextlib import closing, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from penstock.clock import VirtualClock
 from penstock.errors import StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from tests.deliveries import World
 
@@ -107,6 +107,32 @@ async def known(dedupe: Dedupe, *numbers: int) -> list[int]:
 def dedupe(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Dedupe]:
     with Dedupe(tmp_path / "marks.db" if request.param == "file" else None) as made:
         yield made
+
+
+@pytest.fixture
+def writing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when the thread of a Dedupe begins to write, and so takes no marks before it has the file."""
+    connect, writing = sqlite3.connect, threading.Event()
+
+    def traced(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*args, **options)
+        connection.set_trace_callback(lambda statement: writing.set() if statement == "BEGIN IMMEDIATE" else None)
+        return connection
+
+    monkeypatch.setattr("penstock.bus.middleware.dedupe.sqlite3.connect", traced)
+    return writing
+
+
+@asynccontextmanager
+async def locked(path: Path, dedupe: Dedupe, writing: threading.Event) -> AsyncIterator[None]:
+    """Hold the lock of the file, for which the thread waits; event -1 is marked for that."""
+    await dedupe.flush()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        writing.clear()
+        await mark(dedupe, -1)
+        assert await asyncio.to_thread(writing.wait, 30)
+        yield
 
 
 # --- what it gives ----------------------------------------------------------------------------
@@ -211,6 +237,58 @@ def test_of_many_marks_that_come_at_once_the_last_ones_are_remembered() -> None:
     still = [mark for mark in marks if memory.knows(mark, 0)]
     assert still == marks[-len(still) :]
     assert 90 <= len(still) <= 100
+
+
+@pytest.mark.parametrize("most", [1, 100])
+async def test_while_the_file_is_locked_no_more_are_remembered_than_most_and_the_oldest_go_first(
+    tmp_path: Path, writing: threading.Event, most: int
+) -> None:
+    path = tmp_path / "marks.db"
+    with Dedupe(path, most=most) as dedupe:
+        await mark(dedupe, *range(50))
+        async with locked(path, dedupe, writing):
+            await mark(dedupe, *range(50, 500))
+            assert len(dedupe._marks) <= 2 * most  # though nothing was asked for, and so nothing forgotten but these
+            for number in range(500, 1_000):
+                await mark(dedupe, number, number)
+            assert dedupe.duplicates == 500
+            assert await known(dedupe, *range(1_000)) == list(range(1_000 - most, 1_000))
+            await mark(dedupe, 999 - most)  # it was forgotten, and so it comes as if it were new
+            assert await known(dedupe, 999 - most) == [999 - most]
+
+
+@pytest.mark.parametrize("most", [1, 100])
+async def test_after_more_than_most_came_while_the_file_was_locked_it_goes_on_as_before(
+    tmp_path: Path, writing: threading.Event, most: int
+) -> None:
+    path = tmp_path / "marks.db"
+    with Dedupe(path, most=most) as dedupe:
+        async with locked(path, dedupe, writing):
+            await mark(dedupe, *range(1_000))
+        await dedupe.flush()
+        for number in range(1_000, 1_020):
+            await mark(dedupe, number)
+            await dedupe.flush()
+            assert await known(dedupe, number) == [number]
+        still = await known(dedupe, *range(1_020))
+        assert still == list(range(1_020 - len(still), 1_020))
+        assert most * 0.9 <= len(still) <= most
+    with Dedupe(path, most=most) as again:
+        assert await known(again, *still) == still
+
+
+async def test_what_was_marked_while_the_file_was_locked_is_forgotten_in_its_time(
+    tmp_path: Path, writing: threading.Event
+) -> None:
+    clock, path = VirtualClock(), tmp_path / "marks.db"
+    with Dedupe(path, keep=timedelta(hours=64), most=100, clock=clock) as dedupe:
+        async with locked(path, dedupe, writing):
+            await mark(dedupe, *range(250))
+        await dedupe.flush()
+        clock.advance(timedelta(hours=63))
+        assert 249 in await known(dedupe, *range(250))
+        clock.advance(timedelta(hours=3))
+        assert await known(dedupe, *range(250)) == []
 
 
 @pytest.mark.parametrize("file", [False, True])

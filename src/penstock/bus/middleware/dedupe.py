@@ -101,7 +101,7 @@ class Dedupe:
         self._marks = self._memory.marks
         self._running: dict[bytes, asyncio.Event | None] = {}
         self._file = None if path is None else _File(Path(path), self._memory, self._clock)
-        self._fresh = None if self._file is None else self._file.fresh
+        self._fresh = None if self._file is None else self._memory.fresh
         self._opened = self._file is None
         """Whether it may be used: it is open, and not closed."""
         self._closed = False
@@ -130,8 +130,11 @@ class Dedupe:
         try:
             await proceed()
             marks.add(mark)
-            if self._fresh is not None:
-                self._fresh.append(mark)
+            fresh = self._fresh
+            if fresh is not None:
+                fresh.append(mark)
+                if len(fresh) > self._memory.most:  # the thread waits for the file
+                    self._memory.trim()
             else:
                 self._memory.note((mark,), self._clock.time_us())
         finally:
@@ -184,11 +187,26 @@ class _Memory:
         self.keep_us = keep_us
         self.most = most
         self.marks: set[bytes] = set()
+        self.fresh: deque[bytes] = deque()
+        """What was marked by the event loop, and not taken by the thread of a file yet; the oldest first."""
         self._groups: deque[tuple[int, list[bytes]]] = deque()
         """When the first mark of a group was made, and all of them; the oldest first."""
         self._grain_us = keep_us // GROUPS_OF_KEEP
         self.group_max = min(GROUP_MARKS_MAX, most // 16 + 1)
         self._lock = threading.Lock()
+
+    def trim(self) -> None:
+        """Forget the oldest of the fresh marks if they alone are too many."""
+        with self._lock:
+            while len(self.fresh) > self.most:
+                self.marks.discard(self.fresh.popleft())
+
+    def take(self, at_us: int) -> list[bytes]:
+        """Return the fresh marks, and count their age from now on."""
+        with self._lock:
+            marks = [self.fresh.popleft() for _ in range(len(self.fresh))]
+        self.note(marks, at_us)
+        return marks
 
     def note(self, marks: Sequence[bytes], at_us: int) -> None:
         """Count the age of these marks from now on, and forget what is too old, or too much."""
@@ -214,12 +232,10 @@ class _Memory:
 
 
 class _File:
-    """The marks in a file. But for `fresh`, everything here is done by its thread, or while that does not run."""
+    """The marks in a file. Everything here is done by its thread, or while that does not run."""
 
     def __init__(self, path: Path, memory: _Memory, clock: Clock) -> None:
         self.path = path
-        self.fresh: deque[bytes] = deque(maxlen=memory.most)
-        """What was marked by the event loop, and not taken by the thread yet."""
         self._memory = memory
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
@@ -326,9 +342,7 @@ class _File:
     def _turn(self) -> None:
         assert self._connection is not None
         now_us = self._clock.time_us()
-        while self.fresh:
-            marks = [self.fresh.popleft() for _ in range(len(self.fresh))]
-            self._memory.note(marks, now_us)
+        while marks := self._memory.take(now_us):
             together = self._memory.group_max
             for begin in range(0, len(marks), together):
                 self._unwritten.append((marks[begin : begin + together], now_us))
