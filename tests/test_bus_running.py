@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sqlite3
 import sys
 from contextlib import closing, nullcontext
@@ -12,7 +13,7 @@ import pytest
 
 from penstock import Bus, Delivery, Settings, Topic
 from penstock.bus.loop import run_to_end
-from penstock.bus.signals import Ending
+from penstock.bus.signals import Ending, caught
 from penstock.bus.subscribers import announcement
 from penstock.errors import UsageError
 from penstock.settings import DeliverySettings, Limits
@@ -72,6 +73,26 @@ async def test_nothing_is_begun_after_an_end_was_asked_for_not_even_in_the_same_
     ending.ask()
     assert await running is True
     assert shop.ended == 1
+
+
+async def test_a_signal_handler_from_elsewhere_than_python_is_not_restored_and_those_of_python_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ours(*_: object) -> None:
+        """End nothing."""
+
+    before = {number: signal.signal(number, ours) for number in (signal.SIGTERM, signal.SIGINT)}
+    known = signal.getsignal
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGTERM else known(number))
+            with pytest.raises(ZeroDivisionError), caught():
+                raise ZeroDivisionError
+        assert known(signal.SIGTERM) is signal.SIG_DFL
+        assert known(signal.SIGINT) is ours
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def test_a_bus_is_configured_before_it_is_used_and_not_after(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.deliveries import World, kept, raw, wide
+from tests.deliveries import Hook, World, kept, raw, wide
 
 from penstock import Topic
 from penstock.errors import (
@@ -40,7 +40,7 @@ async def test_an_unknown_topic_names_the_nearest_one(world: World) -> None:
 async def test_an_unknown_subscription_is_told(world: World) -> None:
     bus = world.bus()
     for call in (bus.seek(raw, "s", 0), bus.pause(raw, "s"), bus.resume(raw, "s"), bus.change(raw, "s", window=5)):
-        with pytest.raises(UnknownSubscription, match="'s'"):
+        with pytest.raises(UnknownSubscription, match=r"^topic 'raw' \(log \w+\) has no subscription 's';"):
             await call
     assert await bus.delete_subscription(raw, "s") is False
     assert await bus.lag(raw, "s") == []
@@ -251,10 +251,32 @@ async def test_a_topic_deleted_under_a_consumer_is_told(world: World, busy: bool
     world.store.whole.log.delete_topic(world.info().log_id)
     await world.until(task.done, within=2)
     assert isinstance(task.exception(), TopicDeleted | UnknownSubscription)
+    assert str(task.exception()).startswith("topic 'raw' (log ")
     if busy:
         with pytest.raises((TopicDeleted, StaleDelivery)):
             await found[0].ack()
     await world.done(consumer.close())
+
+
+@pytest.mark.parametrize("call", ["log.read", "cursors.commit", "cursors.load"])
+async def test_a_deleted_topic_is_named_whichever_call_finds_it_gone(world: World, call: str) -> None:
+    def deleting(function: Hook, *args: Any, **options: Any) -> Any:
+        del world.store.hooks[call]
+        world.store.hooks["cursors.revision"] = lambda _function: 0  # so that the watch is not the first to see it
+        world.store.whole.log.delete_topic(world.info().log_id)
+        return function(*args, **options)
+
+    bus = world.bus()
+    async with world.running(bus.consume(raw, "s", mode="exclusive")) as running:
+        world.store.hooks[call] = deleting
+        await world.publish(bus, b"0")
+        await world.run(1)
+        if call in world.store.hooks:
+            await world.bus().change(raw, "s", window=5)  # so that the shard is looked at again
+        await world.until(running.task.done, within=5)
+        assert isinstance(running.task.exception(), TopicDeleted)
+        assert str(running.task.exception()).startswith("topic 'raw' (log ")
+        running.looked_at()
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["own bus", "another bus"])
@@ -273,7 +295,7 @@ async def test_a_subscription_deleted_under_a_consumer_is_told_and_a_new_one_beg
     await world.run(1)
     with pytest.raises(StaleDelivery):
         await second.ack()
-    with pytest.raises(UnknownSubscription):
+    with pytest.raises(UnknownSubscription, match="topic 'raw'"):
         await anext(deliveries)
     await world.done(consumer.close())
     async with world.running(bus.consume(raw, "s", mode="exclusive")) as running:

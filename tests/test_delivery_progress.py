@@ -354,6 +354,25 @@ async def test_the_ledger_is_moved_once_by_two_processes(world: World) -> None:
     assert world.outcomes("a") == world.outcomes("b") == {"acked": list(range(30))}
 
 
+async def test_a_ledger_whose_topic_was_deleted_goes_on_in_a_new_one(world: World) -> None:
+    bus, store = world.bus(), world.store.whole
+
+    def moved() -> set[str]:
+        """Return the ledgers that hold something, if nothing waits."""
+        found = [info for info in store.log.topics() if info.name == "_deliveries"]
+        waiting = store.cursors.settlements(1)
+        return {info.log_id for info in found if store.log.bounds(info.partitions[0]).stop and not waiting}
+
+    async with world.running(bus.consume(raw, "s", mode="exclusive")) as running:
+        await publish_lanes(world, bus, 5)
+        await world.until(lambda: len(running.taken) == 5 and bool(moved()), within=10)
+        [ledger] = moved()
+        store.log.delete_topic(ledger)
+        await publish_lanes(world, bus, 5)
+        await world.until(lambda: len(running.taken) == 10 and bool(moved()), within=30)
+        assert ledger not in moved()
+
+
 async def test_delayed_publish_reaches_a_consumer_at_its_time_also_across_restarts(world: World) -> None:
     bus = world.bus()
     await bus.publish(raw, b"month", delay=timedelta(days=30))

@@ -24,6 +24,8 @@ SAMPLES: list[PenstockError] = [
     errors.PublishUnknown("orders", 3, None, "no answer"),
     errors.PartialPublish("orders", {0: None}, {1: errors.StoreFull("full")}, None),
     errors.TopicDeleted("abc"),
+    errors.TopicDeleted("abc", topic="orders"),
+    errors.UnknownSubscription("abc", "billing", topic="orders"),
     errors.Trimmed.at("orders/0", 1, 2, 5),
     errors.BeyondEnd.at("orders/0", 9, 2, 5),
     errors.StoreFull("full"),
@@ -62,6 +64,30 @@ def test_an_error_survives_pickling_with_its_facts(error: PenstockError) -> None
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert set(vars(again)) == set(vars(error))
+
+
+@pytest.mark.parametrize(
+    ("error", "facts"),
+    [
+        (errors.TopicDeleted("abc"), {"log_id": "abc"}),
+        (errors.UnknownSubscription("abc", "billing"), {"log_id": "abc", "name": "billing"}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_gone_is_named_by_its_topic_where_that_is_known(
+    error: errors.TopicDeleted | errors.UnknownSubscription, facts: dict[str, str]
+) -> None:
+    named = error.of("orders")
+    assert type(named) is type(error)
+    assert str(error).startswith("log abc ")
+    assert str(named) == str(error).replace("log abc ", "topic 'orders' (log abc) ", 1)
+    assert vars(named) == vars(error) == facts
+
+
+def test_a_topic_that_is_gone_is_not_said_to_be_there() -> None:
+    assert str(errors.TopicDeleted("abc", topic="orders")) == (
+        "topic 'orders' (log abc) was deleted; if a topic of its name exists again, that is another log: open it anew"
+    )
 
 
 def test_the_nearest_name_is_suggested_or_the_few_there_are() -> None:

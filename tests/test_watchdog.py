@@ -90,6 +90,50 @@ async def test_who_gets_no_processor_does_not_block_the_loop(
     assert dog.blocked == 0
 
 
+class Looks(threading.Event):
+    """The looks of a watchdog, so long after the loop ticked last, and its clock."""
+
+    def __init__(self, *seconds: float) -> None:
+        super().__init__()
+        self._left = list(seconds)
+        self.now = self._began = 100.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._left:
+            return True
+        self.now = self._began + self._left.pop(0)
+        return False
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("starved", "times", "words"),
+    [
+        (0.0042, (1.001,), []),  # it hardly waited for a processor: the next look decides
+        (0.0042, (1.001, 1.251), ["it is blocked at"]),
+        (0.49, (1.25, 1.4), []),
+        (0.5, (1.25, 1.4, 1.6), ["others had the processors for 0.5 s of it", "it is blocked at"]),
+    ],
+)
+def test_others_are_blamed_only_if_they_had_the_processors_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    starved: float,
+    times: tuple[float, ...],
+    words: list[str],
+) -> None:
+    looks = Looks(*times)
+    monkeypatch.setattr(watchdog, "time", looks)
+    dog = Watchdog(list, blocked_seconds=1.0)
+    dog._ended = looks
+    monkeypatch.setattr(watchdog, "starved_seconds", lambda _thread: starved)  # since its last tick
+    dog._watch(threading.get_ident())
+    assert [said in text for said, text in zip(words, caplog.messages, strict=True)] == [True] * len(words)
+    assert dog.blocked == sum("blocked" in said for said in words)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells who waits for a processor")
 def test_it_is_known_for_how_long_a_thread_got_no_processor() -> None:
     thread, cpu = threading.get_native_id(), min(os.sched_getaffinity(0))

@@ -336,18 +336,35 @@ class StoreClosed(StoreError):
 class TopicDeleted(StoreError):
     """Raised when a handle outlives its topic. Open the topic anew; the old offsets mean nothing there."""
 
-    def __init__(self, log_id: str) -> None:
-        super().__init__(f"log {log_id} was deleted; a topic of that name is now another log: open it anew")
+    def __init__(self, log_id: str, *, topic: str | None = None) -> None:
+        super().__init__(
+            f"{_log(log_id, topic)} was deleted; if a topic of its name exists again, that is another log: open it anew"
+        )
         self.log_id = log_id
+
+    def of(self, topic: str) -> TopicDeleted:
+        """Return this error, told by somebody who knows the topic's name."""
+        return TopicDeleted(self.log_id, topic=topic)
 
 
 class UnknownSubscription(StoreError):
     """Raised when a subscription does not exist, or was deleted meanwhile. Nothing was written."""
 
-    def __init__(self, log_id: str, name: str) -> None:
-        super().__init__(f"log {log_id} has no subscription {name!r}; if it had one, it was deleted meanwhile")
+    def __init__(self, log_id: str, name: str, *, topic: str | None = None) -> None:
+        super().__init__(
+            f"{_log(log_id, topic)} has no subscription {name!r}; if it had one, it was deleted meanwhile, "
+            f"perhaps with its topic"
+        )
         self.log_id = log_id
         self.name = name
+
+    def of(self, topic: str) -> UnknownSubscription:
+        """Return this error, told by somebody who knows the topic's name."""
+        return UnknownSubscription(self.log_id, self.name, topic=topic)
+
+
+def _log(log_id: str, topic: str | None) -> str:
+    return f"log {log_id}" if topic is None else f"topic {topic!r} (log {log_id})"
 
 
 class OffsetOutOfRange(StoreError):

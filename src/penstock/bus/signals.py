@@ -41,7 +41,10 @@ class Ending:
 
 @contextmanager
 def caught() -> Iterator[Ending]:
-    """Catch SIGTERM and SIGINT within a block."""
+    """Catch SIGTERM and SIGINT within a block.
+
+    What Python knows to have handled them does so again afterwards; what was installed from C it cannot bring back.
+    """
     ending = Ending()
     loop = asyncio.get_running_loop()
     catching = [signal.SIGTERM, signal.SIGINT] if threading.current_thread() is threading.main_thread() else []
@@ -53,4 +56,5 @@ def caught() -> Iterator[Ending]:
     finally:
         for number in catching:
             loop.remove_signal_handler(number)
-            signal.signal(number, before[number])
+            if (handler := before[number]) is not None:
+                signal.signal(number, handler)

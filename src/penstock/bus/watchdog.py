@@ -2,8 +2,9 @@
 
 A handler that computes for long, or calls something that waits without `await`, stops everything else of its process:
 heartbeats, leases, the other handlers. The loop cannot tell by itself, so that a thread looks whether it still ticks.
-Once it has not for a second the log says where it stands, and in which handler; or that it was not the loop's fault: on
-Linux the kernel tells for how long a thread was ready and got no processor.
+Once it has not for a second the log says where it stands, and in which handler; or, if the loop was kept waiting for at
+least half of that second, that it was not its fault: on Linux the kernel tells for how long a thread was ready and got
+no processor.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Watchdog:
                 self.blocked += 1
                 frame = sys._current_frames().get(thread)  # noqa: SLF001 - the only way to see another thread's stack
                 logger.warning("the event loop has not run for %.3g s: %s", since, self._described(frame))
-            elif ticked != excused:
+            elif starved >= self._seconds / 2 and ticked != excused:  # else the next look decides
                 excused = ticked
                 logger.warning(
                     "the event loop has not run for %.3g s: others had the processors for %.3g s of it", since, starved

@@ -208,7 +208,7 @@ class Committer(Loop):
             case StaleCursor():
                 seat.lose(f"it was moved: {answer}")
             case UnknownSubscription() | TopicDeleted():
-                seat.member.end(answer)
+                seat.member.end(answer.of(seat.topic.name))
             case _:
                 self._hold_back(seat, f"{type(answer).__name__}: {answer}")
                 self._told(entry, NotWritten(entry.step))

@@ -20,7 +20,7 @@ import msgspec
 
 from penstock import columns as cols
 from penstock.batch import Batch
-from penstock.errors import ProducerConflict, StoreFull
+from penstock.errors import ProducerConflict, StoreFull, TopicDeleted
 from penstock.offsets import RangeSet
 from penstock.producers import Run, lasting_producer
 from penstock.rows import Retention, TopicSettings
@@ -137,6 +137,9 @@ class Ledger(Loop):
             logger.warning("the ledger goes on under a new producer: %s", conflict)
             self._producer = lasting_producer()
             return 0.0
+        except TopicDeleted:
+            self._topic = None  # the next round makes it anew
+            raise
         except StoreFull as full:
             logger.warning("the ledger has no room; records wait: %s", full)
             raise

@@ -277,7 +277,7 @@ class Seat:
         store, shard = self._host.store, self.shard
         subscription = store.cursors.subscription(shard.log_id, shard.subscription)
         if subscription is None:
-            raise UnknownSubscription(shard.log_id, shard.subscription)
+            raise UnknownSubscription(shard.log_id, shard.subscription, topic=self.topic.name)
         cursor, rows = self._cursor(), store.parked.waiting(self._filter())
         return cursor, rows, store.log.bounds(self.partition).stop, subscription
 
@@ -395,7 +395,7 @@ class Seat:
         except StoreClosed:
             return
         except TopicDeleted as deleted:
-            self.member.end(deleted)
+            self.member.end(deleted.of(self.topic.name))
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
             told = ReadFailed(asked.start, self._clock.monotonic() + self._ill("read", error))
@@ -453,7 +453,7 @@ class Seat:
         if self.engine is not engine:
             return
         if isinstance(seen, UnknownSubscription | TopicDeleted):
-            self.member.end(seen)
+            self.member.end(seen.of(self.topic.name))
             return
         if isinstance(seen, PenstockError):
             logger.info("%s: could not be looked at, and will be again: %s", self, seen)

@@ -157,7 +157,7 @@ def find(store: Store, topic: TopicInfo, name: str) -> Subscription:
     """Return a subscription; `UnknownSubscription` if there is none."""
     found = store.cursors.subscription(topic.log_id, name)
     if found is None:
-        raise UnknownSubscription(topic.log_id, name)
+        raise UnknownSubscription(topic.log_id, name, topic=topic.name)
     return found
 
 

@@ -220,7 +220,7 @@ class FileLog:
             tail = handle.writer.ensure_recovered(proven=handle.proven)
         if tail.state == State.DELETED:
             self._handles.pop(Partition(files.topic.log_id, files.number), None)
-            raise TopicDeleted(files.topic.log_id)
+            raise TopicDeleted(files.topic.log_id, topic=files.topic.name)
         handle.proven = max(handle.proven, tail.durable_end)
         return tail
 

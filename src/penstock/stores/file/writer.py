@@ -148,13 +148,13 @@ class PartitionWriter:
             raise self._stopped
         # In every turn: a deletion that found the turn taken has not told the tail, and slots are given away again.
         if not self._files.disk.exists(self._files.topic_path):
-            raise TopicDeleted(self._files.topic.log_id)
+            raise TopicDeleted(self._files.topic.log_id, topic=self._files.topic.name)
         if self._known and self._tails.is_still(self._files.slot, self._tail):
             return
         self._known = False
         tail = self._tails.read(self._files.slot)
         if tail is not None and tail.state == State.DELETED and tail.log_id == self._files.log_id:
-            raise TopicDeleted(self._files.topic.log_id)
+            raise TopicDeleted(self._files.topic.log_id, topic=self._files.topic.name)
         if tail is None or not is_believed(tail, self._files):
             tail = self._recover(tail)
         try:
