@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.testing.campaigns.campaign import Campaign
-from penstock.testing.campaigns.planted import claims, delivery, engines, forks, log, scenes, shards, state
+from penstock.testing.campaigns.planted import claims, delivery, engines, forks, log, scenes, shards, state, takeovers
 from penstock.testing.campaigns.planted.hunts import (
     REORDERED,
     crashes_during,
@@ -38,6 +38,7 @@ PROCESSES: Final = "scenes with two processes"
 CURSORS: Final = "scenes with cursors"
 FORKS: Final = "forks"
 ENGINE: Final = "scenes with the engine"
+TAKEOVER: Final = "scenes with a takeover"
 
 # Lives of delivery, aimed at where a bug would show
 PEACE: Final = ("nothing",)
@@ -205,18 +206,7 @@ BUGS: Final = (
     _bug(delivery.unknown_step_repeated, C1, lives_of_delivery(0, Plan(fails_after=0.1), disturbances=PEACE)),
     _bug(delivery.parked_row_not_written, C1, lives_of_delivery(0, CALM, **LATER)),
     _bug(delivery.record_left_out, C1, lives_of_delivery(0, CALM, disturbances=PEACE)),
-    _bug(
-        delivery.commit_without_a_fence,
-        C1,
-        lives_of_delivery(
-            40,
-            Plan(frozen=0.03, frozen_seconds=4.0, slow=0.1, slow_seconds=4.0),
-            mode="failover",
-            batches=False,
-            publishes=16,
-            disturbances=("freeze",),
-        ),
-    ),
+    _bug(delivery.commit_without_a_fence, TAKEOVER, takeovers.late_commit("failover")),
     # Who has a shard, and who may have killed whom
     _bug(
         delivery.lapsed_lease_not_noticed,
@@ -262,19 +252,7 @@ BUGS: Final = (
     _bug(shards.passed_over_is_settled, C1S, lives_of_delivery(0, **SHARED)),
     _bug(shards.progress_of_others_overwritten, C1S, lives_of_delivery(0, **SHARED)),
     _bug(shards.attempts_of_others_overwritten, C1S, lives_of_delivery(0, CALM, **SHARED, **KILLERS)),
-    _bug(
-        shards.settled_without_a_lease,
-        C1S,
-        lives_of_delivery(
-            269,
-            Plan(frozen=0.1, frozen_seconds=6.0, slow=0.2, slow_seconds=3.0),
-            **SHARED,
-            processes=3,
-            keys=MANY_KEYS,
-            publishes=12,
-            disturbances=("freeze",),
-        ),
-    ),
+    _bug(shards.settled_without_a_lease, TAKEOVER, takeovers.late_commit("key_shared")),
     # How events are claimed
     _bug(claims.claimed_twice, C1S, lives_of_delivery(0, **CLAIMED)),
     _bug(claims.given_back_to_nobody, C1S, lives_of_delivery(0, **CLAIMED)),
