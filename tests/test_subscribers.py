@@ -1005,7 +1005,7 @@ async def test_run_ends_with_the_error_of_a_subscriber_that_can_go_on_no_more(wo
     await world.run(1)
     world.store.whole.log.delete_topic(world.info(placed).log_id)
     await world.until(running.done)
-    with pytest.raises((TopicDeleted, UnknownSubscription)):
+    with pytest.raises((TopicDeleted, UnknownSubscription), match=f"topic '{placed.name}'"):
         running.result()
 
 

@@ -135,3 +135,11 @@ def test_a_loop_that_is_closed_meanwhile_is_no_fault(workers: Workers) -> None:
 
 async def _ask(workers: Workers) -> int:
     return await workers.call(int, "1")
+
+
+async def test_a_call_after_the_end_is_refused_and_does_not_wait_for_ever() -> None:
+    workers = Workers(1, "test")
+    await workers.call(int, "1")
+    workers.stop()
+    with pytest.raises(RuntimeError, match="told to end"):
+        workers.call(int, "2")

@@ -32,7 +32,7 @@ import sys
 from collections import deque
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, Unpack, runtime_checkable
 
 from penstock.bus.grouping import GROUP_EVENTS_MAX, Room
 from penstock.bus.shipments import Halt, PendingReceipt, Shipment
@@ -71,6 +71,14 @@ IN_FLIGHT_BYTES: Final = 32 << 20
 RETRY_SECONDS: Final = 0.05
 RETRY_SECONDS_MAX: Final = 1.0
 """Between two attempts at a shipment; doubled from the one to the other."""
+
+
+@runtime_checkable
+class StillClock(Protocol):
+    """A clock of a test that stands still while a receipt is awaited: nothing waits for company there."""
+
+    async def pause_to_retry(self, seconds: float) -> None:
+        """Return when so much time has passed, which nobody else may let pass."""
 
 
 class _Lane:
@@ -128,6 +136,9 @@ class BufferedPublisher(Generic[T]):
         self._find = find
         self._open_ones = open_ones
         self._clock = clock
+        self._pause = clock.pause
+        if isinstance(clock, StillClock):
+            self._linger, self._pause = 0.0, clock.pause_to_retry
         self._room = Room(sys.maxsize, in_flight_bytes)
         self._failures: deque[Shipment] = deque()
         self._kept = 0  # what the failures take that somebody has still to see
@@ -201,8 +212,12 @@ class BufferedPublisher(Generic[T]):
         if self._loop is not None:
             try:
                 await self.flush()
-            finally:
+            except asyncio.CancelledError:
+                raise  # and the bus waits for what is under way, when it closes
+            except BaseException:
                 self._open_ones.discard(self)
+                raise
+            self._open_ones.discard(self)
 
     def _check_here(self) -> None:
         """Refuse to be used before opening, after closing, and elsewhere."""
@@ -421,7 +436,7 @@ class BufferedPublisher(Generic[T]):
                     return unknown
             if self._clock.monotonic() + delay > give_up_at:
                 return unknown
-            await self._clock.pause(delay)
+            await self._pause(delay)
             delay = min(2 * delay, RETRY_SECONDS_MAX)
 
     def _halted(self, shipment: Shipment) -> Exception:

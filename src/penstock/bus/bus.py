@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from itertools import count
 from os import PathLike
@@ -46,6 +46,7 @@ from penstock.errors import BusClosed, GapFound, InvalidEvent, UnknownTopic, Usa
 from penstock.events import Event
 from penstock.offsets import Gap
 from penstock.rows import Scheduled, Staged
+from penstock.runtime.closing import Closing
 from penstock.runtime.entrances import partition_of
 from penstock.settings import Settings, redact_url, resolve
 from penstock.stores import path_of
@@ -144,6 +145,9 @@ class Bus:
         self._measurements = Measurements(clock, self._deliveries, self._entrances)
         self._delayed_number = count()
         self._opening = asyncio.Lock()
+        self._closing = Closing()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That in which it was used last; another one may use it when that has ended."""
         self._backend: Backend | None = None
         self._publisher_: Publisher | None = None
         self._buffered: set[BufferedPublisher[Any]] = set()
@@ -210,8 +214,13 @@ class Bus:
     async def close(self) -> None:
         """Let handlers and every publish under way end, then close; may be repeated.
 
-        Publishers that are open are closed first. A failure of theirs that nobody has seen is raised at the end.
+        If the caller is cancelled meanwhile it goes on by itself. Publishers that are open are closed first. A failure
+        of theirs that nobody has seen is raised at the end.
         """
+        self._subscribers.check_not_within()
+        await self._closing.by(self._close)
+
+    async def _close(self) -> None:
         await self._subscribers.stop()
         async with self._opening:
             unseen = await closed_publishers(self._buffered)
@@ -220,10 +229,11 @@ class Bus:
             self._measurements.close()
             if was == "open":
                 assert self._backend is not None
-                await self._deliveries.stop()
-                await self._entrances.stop()
-                await self._publisher.drained()
-                await self._backend.close()
+                async with AsyncExitStack() as steps:  # from the last to the first, whichever of them fails
+                    steps.push_async_callback(self._backend.close)
+                    steps.push_async_callback(self._publisher.drained)
+                    steps.push_async_callback(self._entrances.stop)
+                    steps.push_async_callback(self._deliveries.stop)
         if unseen is not None:
             raise unseen
 
@@ -244,6 +254,7 @@ class Bus:
         self._make_backend()  # now, since several threads may ask for it later
 
     async def _opened(self) -> Backend:
+        self._check_loop()
         if self._state != "open":
             async with self._opening:
                 self._check_not_closed()
@@ -264,6 +275,16 @@ class Bus:
             self._entrances.start(backend)
             self._measurements.open(backend, self._publisher)
         self._state = "open"
+
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None and self._loop.is_running():
+                raise UsageError(
+                    "this bus is open already, in another event loop: make a bus of its own for this one, or hand the "
+                    "call over, with asyncio.run_coroutine_threadsafe(bus.publish(…), loop).result()"
+                )
+            self._loop = loop
 
     def _check_not_closed(self) -> None:
         if self._state == "closed":
@@ -388,7 +409,7 @@ class Bus:
         return self._subscribers.declare(
             topic, name, options,
             concurrency=concurrency, ack=ack, ignore_others=ignore_others,
-            middleware=None if middleware is None else tuple(middleware),
+            middleware=middleware,
         )  # fmt: skip
 
     def projection(
@@ -526,6 +547,7 @@ class Bus:
         if not self._directory.fits(topic):
             topic = await self._directory.topic(topic)
         assert not isinstance(topic, str)
+        self._check_loop()
         return await self._prepared(topic, value, fields).send(timeout=timeout)
 
     async def publish_batch(
@@ -542,6 +564,7 @@ class Bus:
         the topic's key. A mixed outcome raises `PartialPublish`.
         """
         topic = await self._directory.topic(topic)
+        self._check_loop()
         prepared = self._prepared_batch(topic, values, keys)
         return await prepared.send(timeout=timeout)
 

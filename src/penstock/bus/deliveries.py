@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock.bus.consumer import Consumer
 from penstock.bus.examination import History, examine, here_of
+from penstock.bus.handlers import check_flag, check_function, waits, yields
 from penstock.bus.local import Local
-from penstock.clock import seconds
+from penstock.clock import datetime_to_us, seconds
 from penstock.engine.policy import Policy, heartbeat_seconds
 from penstock.errors import UsageError
 from penstock.producers import process_producer
@@ -84,22 +85,45 @@ def policy_changes(**options: Any) -> dict[str, Any]:
     elif checkpoint is not None:
         raise UsageError(f"checkpoint is 'each' or a Checkpoint(size, delay), not {checkpoint!r}")
     heartbeat = options.pop("heartbeat", None)
-    if heartbeat is not None:
-        beat = heartbeat.total_seconds() if isinstance(heartbeat, timedelta) else heartbeat
-        changes["heartbeat_seconds"] = heartbeat_seconds(beat)
+    if isinstance(heartbeat, str):
+        changes["heartbeat_seconds"] = heartbeat_seconds(heartbeat)
+    elif heartbeat is not None:
+        changes["heartbeat_seconds"] = seconds(heartbeat, "heartbeat, unless it is the name of a profile,")
     timeout = options.pop("timeout", None)
     if timeout is not None:
         # A policy is stored, so that leaving it out keeps what is stored; 0 takes it away.
         changes["timeout_seconds"] = seconds(timeout, "the timeout") or None
-    # A window is read in halves, so that one is read while the other is worked on; never in very small parts.
-    if (window := options.get("window_events")) is not None:
-        changes["read_events"] = max(READ_EVENTS, window // 2)
-    if (window := options.get("window_bytes")) is not None:
-        changes["read_bytes"] = max(READ_BYTES, window // 16)
     rate = options.pop("rate", None)
     if rate is not None:
-        changes["rate_per_second"] = rate or None
-    return changes | {name: value for name, value in options.items() if value is not None}
+        changes["rate_per_second"] = None if rate == 0 and rate is not False else rate
+    changes |= {name: value for name, value in options.items() if value is not None}
+    Policy().changed(changes)  # refuses what is wrong, by its name, before anything is made of it
+    # A window is read in halves, so that one is read while the other is worked on; never in very small parts.
+    if "window_events" in changes:
+        changes["read_events"] = max(READ_EVENTS, changes["window_events"] // 2)
+    if "window_bytes" in changes:
+        changes["read_bytes"] = max(READ_BYTES, changes["window_bytes"] // 16)
+    return changes
+
+
+def _check_start(start: object) -> None:
+    """Raise `UsageError` unless something says where to begin; whether there is such a place only the store knows."""
+    if isinstance(start, datetime):
+        datetime_to_us(start)
+    elif isinstance(start, Mapping):
+        if not start or not all(type(number) is int for each in start.items() for number in each):
+            raise UsageError(f"a start by partition has whole numbers, such as {{0: 1700}}, not {start!r}")
+    elif type(start) is not int and (not isinstance(start, str) or start not in {"earliest", "latest"}):
+        raise UsageError(
+            f"a start is 'earliest', 'latest', an offset, a datetime or offsets by partition, not {start!r}"
+        )
+
+
+def _check_on_gap(on_gap: object) -> None:
+    """Raise `UsageError` if nothing would run of what is called with a gap."""
+    check_function(on_gap, "on_gap")
+    if waits(on_gap) or yields(on_gap):
+        raise UsageError("on_gap is called, and neither awaited nor iterated over: a plain `def` does what it says")
 
 
 class Deliveries:
@@ -171,9 +195,16 @@ class Deliveries:
         changes: Mapping[str, Any],
     ) -> Consumer[T]:
         """Return a consumer, which begins when it is first used."""
-        owner = consumer_id or process_producer(self._clock.time_us()).hex()
-        if not owner.isprintable() or len(owner) > OWNER_CHARACTERS_MAX:
+        owner: Any = process_producer(self._clock.time_us()).hex() if consumer_id is None else consumer_id
+        if not isinstance(owner, str) or not owner.isprintable() or not 1 <= len(owner) <= OWNER_CHARACTERS_MAX:
             raise UsageError(f"consumer_id is 1 to {OWNER_CHARACTERS_MAX} printable characters, not {consumer_id!r}")
+        if mode is not None and mode not in subscriptions.MODES:
+            raise UsageError(f"mode is one of {', '.join(subscriptions.MODES)}, not {mode!r}")
+        if protect is not None:
+            check_flag(protect, "protect")
+        if on_gap is not None:
+            _check_on_gap(on_gap)
+        _check_start(start)
 
         async def find() -> Topic[Any]:
             async with self._joining:

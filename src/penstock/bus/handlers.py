@@ -8,6 +8,7 @@ the first event comes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
@@ -64,40 +65,83 @@ _ARGUMENTS: Final[Mapping[tuple[bool, ...], Callable[[Any, Any], tuple[Any, ...]
 }
 """What each signature is called with."""
 
+_ANYTHING: Final = (None, Any, object)
+"""Annotations that say nothing; None stands for no annotation."""
+
 
 def handler_of(function: Callable[..., Any], topic: Topic[Any]) -> Handler:
     """Read what a function's signature says; `UsageError` if it cannot be a handler of this topic."""
-    name = getattr(function, "__qualname__", None) or repr(function)
-    if not callable(function):
-        raise UsageError(f"a subscriber of topic {topic.name!r} is a function, not {function!r}")
-    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        raise UsageError(f"handler {name} yields; a handler takes one event and returns")
-    called = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
-    parameters = parameters_of(function, f"handler {name}", "the event, and perhaps its delivery")
-    hints = hints_of(function if inspect.isroutine(function) else called, f"handler {name}")
-    takes = tuple(_is_delivery(hints.get(each.name)) or index == 1 for index, each in enumerate(parameters))
-    if len(parameters) != len(set(takes)) or not parameters:
+    if isinstance(function, staticmethod):
+        function = function.__func__  # what is decorated in a class is not yet what the class makes of it
+    if isinstance(function, classmethod):
         raise UsageError(
-            f"handler {name} takes {len(parameters)} parameters; it takes the event, or the event and its delivery"
+            f"a subscriber of topic {topic.name!r} cannot be a classmethod where it is defined: declare it when its "
+            f"class is there, bus.subscriber(…)(Class.method)"
         )
-    annotated = [hints.get(each.name) for each, is_delivery in zip(parameters, takes, strict=True) if not is_delivery]
-    classes = classes_of(annotated[0] if annotated else None, f"handler {name}", topic)
-    return Handler(function, name, classes, inspect.iscoroutinefunction(called), takes)
+    check_function(function, f"a subscriber of topic {topic.name!r}")
+    name = getattr(function, "__qualname__", None) or repr(function)
+    who = f"handler {name}"
+    if yields(function):
+        raise UsageError(f"{who} yields; a handler takes one event and returns")
+    parameters = parameters_of(function, who, "the event, and perhaps its delivery")
+    hints = hints_of(function, who)
+    takes = _takes(parameters, hints, who)
+    of_event = next((each.name for each, is_delivery in zip(parameters, takes, strict=True) if not is_delivery), "")
+    classes = classes_of(hints.get(of_event), who, topic)
+    return Handler(function, name, classes, waits(function), takes)
+
+
+def check_function(value: Any, what: str) -> None:
+    """Raise `UsageError` unless something can be called for what it does."""
+    if not callable(value):
+        raise UsageError(f"{what} is a function, not {value!r}")
+    # To call a class makes an object, and that is all, unless the object can be awaited.
+    if isinstance(value, type) and not hasattr(value, "__await__"):
+        raise UsageError(f"{what} is a function, not a class; an object of {value.__name__} may be one")
+
+
+def check_flag(value: Any, what: str) -> None:
+    """Raise `UsageError` unless something is True or False: the text "no" would count as true."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{what} is True or False, not {value!r}")
+
+
+def called_of(function: Any) -> Any:
+    """Return the function that runs when something is called; for what is not written in Python, what calls it."""
+    while not (inspect.isfunction(function) or isinstance(function, types.WrapperDescriptorType)):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, types.MethodType | staticmethod):
+            function = function.__func__
+        else:
+            function = type(function).__call__
+    return function
 
 
 def code_of(function: Any) -> types.CodeType | None:
     """Return the code that runs when something is called; None if it is no code of Python."""
-    function = getattr(function, "func", function)
-    function = getattr(function, "__func__", function)
-    if not inspect.isfunction(function):
-        function = type(function).__call__
-    return getattr(function, "__code__", None)
+    return getattr(called_of(function), "__code__", None)
+
+
+def waits(function: Any) -> bool:
+    """Return whether calling something makes a coroutine: also of an object that is marked as what does."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called_of(function))
+
+
+def yields(function: Any) -> bool:
+    """Return whether calling something makes a generator, and runs nothing of it."""
+    called = called_of(function)
+    return inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
 
 
 def parameters_of(function: Callable[..., Any], who: str, takes: str) -> list[inspect.Parameter]:
     """Return what has to be given to a function by position; `UsageError` if it wants anything else."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # not all that is written in C has one
+        raise UsageError(f"{who} does not say what it takes; a function of yours around it does: {takes}") from None
     wanted = []
-    for each in inspect.signature(function).parameters.values():
+    for each in signature.parameters.values():
         if each.kind in {each.VAR_POSITIONAL, each.VAR_KEYWORD}:
             raise UsageError(f"{who} takes *{each.name}; name what it takes: {takes}")
         if each.default is not each.empty:
@@ -110,37 +154,75 @@ def parameters_of(function: Callable[..., Any], who: str, takes: str) -> list[in
 
 def hints_of(function: Callable[..., Any], who: str) -> Mapping[str, Any]:
     """Return the annotations of a function, as what they mean."""
+    signed: Any = function  # from here on, what `inspect.signature` goes by
+    while inner := signed.func if isinstance(signed, functools.partial) else getattr(signed, "__wrapped__", None):
+        signed = inner
     try:
-        return get_type_hints(function)
+        return get_type_hints(called_of(signed))
     except NameError as error:
         raise UsageError(
             f"the annotations of {who} cannot be read: {error}; its classes must be known where it is "
             f"defined, outside of `if TYPE_CHECKING` and of functions"
         ) from None
+    except Exception as error:  # noqa: BLE001 - an annotation is an expression, which may raise anything
+        raise UsageError(f"the annotations of {who} cannot be read: {error}") from None
+
+
+def _takes(parameters: list[inspect.Parameter], hints: Mapping[str, Any], who: str) -> tuple[bool, ...]:
+    """Return for each parameter whether it is the delivery; `UsageError` if it cannot be told, or is too many."""
+    if parameters and parameters[0].name == "self" and "self" not in hints:
+        raise UsageError(
+            f"{who} is a method without its object: declare it with one, bus.subscriber(…)(its_object.method)"
+        )
+    annotated = [hints.get(each.name) for each in parameters]
+    takes = tuple(_is_delivery(hint) for hint in annotated)
+    if takes == (False, False):
+        if annotated[1] not in _ANYTHING:
+            raise UsageError(
+                f"{who} takes {_named(annotated[1])} as its second parameter, {parameters[1].name!r}, which is the "
+                f"delivery: annotate it with Delivery, or give it a default"
+            )
+        return False, True
+    if takes not in _ARGUMENTS:
+        what = "two deliveries" if takes == (True, True) else f"{len(takes)} parameters"
+        raise UsageError(f"{who} takes {what}; it takes the event, or the event and its delivery")
+    return takes
 
 
 def _is_delivery(hint: Any) -> bool:
-    return hint is Delivery or get_origin(hint) is Delivery
+    wanted = [each for each in _alternatives(hint) if each is not types.NoneType]
+    return bool(wanted) and all(each is Delivery or get_origin(each) is Delivery for each in wanted)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in {Union, types.UnionType} else (hint,)
 
 
 def classes_of(hint: Any, who: str, topic: Topic[Any]) -> tuple[type, ...]:
     """Return the classes of the topic that an annotation means."""
     known = tuple(topic.types)
-    if hint is None or hint is Any or hint is object:
+    if hint in _ANYTHING:
         return known
-    wanted = get_args(hint) if get_origin(hint) in {Union, types.UnionType} else (hint,)
+    wanted = _alternatives(hint)
     if not known:
         if wanted != (bytes,):
             raise UsageError(f"{who} takes {_named(hint)}, and topic {topic.name!r} has plain bytes")
         return ()
     found = []
     for each in wanted:
-        meant = [cls for cls in known if isinstance(each, type) and issubclass(cls, each)]
+        meant = [cls for cls in known if _is_subclass(cls, each)]
         if not meant:
             names = ", ".join(cls.__name__ for cls in known)
             raise UsageError(f"{who} takes {_named(each)}, and topic {topic.name!r} has {names}")
         found += [cls for cls in meant if cls not in found]
     return tuple(found)
+
+
+def _is_subclass(cls: type, of: Any) -> bool:
+    try:
+        return isinstance(of, type) and issubclass(cls, of)
+    except TypeError:  # of most protocols Python cannot tell
+        return False
 
 
 def _named(hint: Any) -> str:
@@ -166,6 +248,9 @@ class Subscriber:
         check_name("subscription", self.name)
         if type(self.concurrency) is not int or not 1 <= self.concurrency <= CONCURRENCY_MAX:
             raise UsageError(f"{self}: concurrency is {self.concurrency!r}, it must be 1 to {CONCURRENCY_MAX:,}")
+        check_flag(self.ignore_others, f"{self}: ignore_others")
+        for each in self.middleware:
+            check_function(each, f"{self}: each of its middleware")
 
     def __str__(self) -> str:
         return f"subscriber {self.name!r} of topic {self.topic.name!r}"

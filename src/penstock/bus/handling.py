@@ -117,6 +117,10 @@ class Handling:
         self._intake = Intake(consumer)
         self.workers: set[Worker] = set()
         self._idle: deque[asyncio.Future[None]] = deque()
+        self._context = contextvars.copy_context()
+        """What every handler begins with: that of whoever has opened the bus."""
+        self._calls: dict[Delivery[Any], asyncio.Future[Any]] = {}
+        """The calls in threads that are to be made or run."""
         self._asking = False
         self._tending = False
         self._stopping = False
@@ -177,7 +181,7 @@ class Handling:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks)
+            await self._ended(tasks)
         self._acks.tell()
         await self.consumer.close()
         if self._threads is not None:
@@ -185,10 +189,25 @@ class Handling:
         if not self.failed.done():
             self.failed.cancel()
 
-    def _hire(self) -> None:
+    async def _ended(self, tasks: Iterable[asyncio.Task[None]]) -> None:
+        """Return when all tasks have ended that were cancelled, or some do not let themselves be."""
+        ended = asyncio.ensure_future(asyncio.wait(tasks))
+        limit = asyncio.ensure_future(self._clock.pause(STUBBORN_SECONDS))
+        try:
+            await asyncio.wait([ended, limit], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            limit.cancel()
+        for worker in self.busy:
+            self._report(worker, self._clock.monotonic(), f"{CANCELLED}; it is left behind, since this process ends")
+
+    def _hire(self, first: Delivery[Any] | None = None) -> None:
+        """Have another worker, which may have something to begin with."""
         worker = Worker()
         self.workers.add(worker)
-        worker.task = asyncio.get_running_loop().create_task(self._work(worker), name=f"penstock {self}")
+        worker.task = asyncio.get_running_loop().create_task(
+            self._work(worker, first), name=f"penstock {self}", context=self._context.copy()
+        )
         worker.task.add_done_callback(partial(self._gone, worker))
 
     def _gone(self, worker: Worker, task: asyncio.Task[None]) -> None:
@@ -203,10 +222,11 @@ class Handling:
 
     # --- taking -------------------------------------------------------------------------------
 
-    async def _work(self, worker: Worker) -> None:
-        while not self._stopping:
+    async def _work(self, worker: Worker, delivery: Delivery[Any] | None) -> None:
+        while delivery is not None or not self._stopping:
             worker.began = self._clock.monotonic()
-            delivery = self._intake.take(worker.began)
+            if delivery is None:
+                delivery = self._intake.take(worker.began)
             if delivery is None and not await self._wait():
                 return
             while delivery is not None:
@@ -214,6 +234,10 @@ class Handling:
                     self._tend_soon()
                 await self._attempt(worker, delivery)
                 delivery = self._intake.after(delivery)
+                if not (self._stopping or _is_current(self._context)):
+                    # What a handler has set is for its event alone.
+                    self._hire(delivery)
+                    return
                 if delivery is not None:
                     worker.began = self._clock.monotonic()
                 if worker.began >= self._breath_at and not self._breathless:
@@ -306,8 +330,9 @@ class Handling:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # whatever else a handler raises is its verdict
+            await self._thread_of(delivery)
             if self._judge(worker, delivery, error):
-                raise
+                raise asyncio.CancelledError from error
         else:
             if not (delivery._said or self.subscriber.manual):
                 self._acks.add(delivery)
@@ -353,7 +378,21 @@ class Handling:
             return began
         assert self._threads is not None
         context = contextvars.copy_context()
-        return self._threads.call(context.run, handler.function, *handler.arguments(value, delivery))
+        call = self._threads.call(context.run, handler.function, *handler.arguments(value, delivery))
+        self._calls[delivery] = call
+        call.add_done_callback(lambda _: self._calls.pop(delivery))
+        return asyncio.shield(call)
+
+    async def _thread_of(self, delivery: Delivery[Any]) -> None:
+        """Return when the thread has ended that handles this: nobody can stop it, and its lane waits for it.
+
+        Some middleware gives up before; and while the process ends nobody waits.
+        """
+        call = self._calls.get(delivery)
+        if call is not None and not (call.done() or self._stopping):
+            await asyncio.wait([call])
+            if not call.cancelled():
+                call.exception()  # which nobody is interested in any more
 
     def _surprise(self, handler: Handler | None, result: Any) -> None:
         """Say once that what a handler returns does not matter."""
@@ -362,6 +401,8 @@ class Handling:
             if inspect.iscoroutine(result):
                 result.close()
             raise UsageError(f"handler {handler.name} returned something to be awaited: declare it with `async def`")
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise UsageError(f"handler {handler.name} returned a generator, which never runs: a handler does not yield")
         if handler not in self._surprised:
             self._surprised.add(handler)
             logger.warning(
@@ -373,12 +414,13 @@ class Handling:
 
     def _judge(self, worker: Worker, delivery: Delivery[Any], error: BaseException) -> bool:
         """Say what becomes of an event whose handler raised this; returns whether its worker must end."""
-        cancelled = isinstance(error, asyncio.CancelledError)
-        ends = cancelled and not worker.overdue and _is_cancelled(worker)
-        if ends and self._stopping:
+        # Of a handler that is cancelled another error may come, from a driver that was interrupted, say.
+        ends = _is_cancelled(worker) and not worker.overdue
+        verdict = isinstance(error, Reject | RetryLater)
+        if ends and self._stopping and not verdict:
             delivery._return()  # it is this process that ends; the event has done nothing wrong
             return True
-        self._say(partial(self._failed, delivery, self._timeout(worker) if cancelled and worker.overdue else error))
+        self._say(partial(self._failed, delivery, self._timeout(worker) if worker.overdue and not verdict else error))
         if ends:
             # Its own code has cancelled this task, or somebody all tasks: another worker takes its place.
             self._intake.leave(delivery)
@@ -463,6 +505,14 @@ class Handling:
 
 def _has_had_its_time(worker: Worker, now: float) -> bool:
     return worker.deadline is not None and now >= worker.deadline
+
+
+def _is_current(context: contextvars.Context) -> bool:
+    """Say whether the context variables are as they are in this context."""
+    try:
+        return contextvars.copy_context() == context
+    except Exception:  # noqa: BLE001 - of values that do not let themselves be compared
+        return False
 
 
 def _is_cancelled(worker: Worker) -> bool:

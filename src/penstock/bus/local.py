@@ -7,7 +7,7 @@ waits; otherwise they are made at once, which costs less than handing them over.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.bus.workers import Workers
@@ -52,17 +52,29 @@ class Local:
     async def open(self) -> None:
         self._store = self._given
         if self._store is None:
-            opening = partial(open_store, self._url, clock=self._clock, settings=self._settings)
-            self._store = await asyncio.to_thread(opening)
+            self._store = await self._opened()
         if self._store.capabilities.blocking:
             self._workers = Workers(THREADS_MAX, "penstock-store")
 
+    async def _opened(self) -> Store:
+        """Open the store; if this is cut off meanwhile, close it as soon as it is open."""
+        opening = asyncio.ensure_future(
+            asyncio.to_thread(open_store, self._url, clock=self._clock, settings=self._settings)
+        )
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_again)
+            raise
+
     async def close(self) -> None:
         store, self._store = self._store, None
-        if store is not None and store is not self._given:
-            await asyncio.to_thread(store.close)
-        if self._workers is not None:
-            self._workers.stop()
+        try:
+            if store is not None and store is not self._given:
+                await asyncio.to_thread(store.close)
+        finally:
+            if self._workers is not None:
+                self._workers.stop()
 
     async def call(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
         """Call a method of the store, in a thread if it may wait for I/O."""
@@ -98,3 +110,9 @@ class Local:
 
     async def schedule_page(self, *, after: tuple[int, str] | None = None, limit: int = 100) -> list[Scheduled]:
         return await self.call(self.store.schedule.page, after=after, limit=limit)
+
+
+def _close_again(opening: asyncio.Future[Store]) -> None:
+    """Close a store that was opened and that nobody waits for any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        threading.Thread(target=opening.result().close, name="penstock-closing").start()

@@ -20,7 +20,7 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from penstock.bus.folding import Fold, StateForm
-from penstock.bus.handlers import classes_of, hints_of, parameters_of
+from penstock.bus.handlers import called_of, classes_of, hints_of, parameters_of
 from penstock.bus.states import suffix_of
 from penstock.errors import UsageError
 from penstock.events import check_name
@@ -120,7 +120,7 @@ def _signature(
     """Return the classes of events that a function takes, and what its states are."""
     if not callable(function):
         raise UsageError(f"{who} is a function of a state and an event, not {function!r}")
-    called = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
+    called = called_of(function)
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
         raise UsageError(
             f"{who} must be a plain function, without `async` and `yield`: it computes, and waits for nothing"
@@ -128,7 +128,7 @@ def _signature(
     parameters = parameters_of(function, who, "the state and the event")
     if len(parameters) != 2:
         raise UsageError(f"{who} takes {len(parameters)} parameters; it takes the state and the event")
-    hints = hints_of(called, who)
+    hints = hints_of(function, who)
     classes = classes_of(hints.get(parameters[1].name), who, topic)
     others = sorted(cls.__name__ for cls in topic.types if cls not in classes)
     if others and not ignore_others:

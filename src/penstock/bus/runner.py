@@ -124,8 +124,7 @@ class Runner:
         self.watchdog.stop()
         if self._keeper is not None:
             self._keeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._keeper
+            await asyncio.wait([self._keeper])
             self._keeper = None
         self.cancelled += sum(len(handling.busy) for handling in self.handlings)
         await asyncio.gather(*(each.stop() for each in self.at_work))

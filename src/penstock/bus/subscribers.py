@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from penstock.bus.handlers import Subscriber, handler_of
+from penstock.bus.topic import Topic
 from penstock.errors import UsageError, did_you_mean
 from penstock.settings import redact_url
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from penstock.bus.projections import Projection
     from penstock.bus.runner import Runner
     from penstock.bus.signals import Ending
-    from penstock.bus.topic import Topic
     from penstock.clock import Clock
     from penstock.engine.policy import Exhausted
     from penstock.offsets import Gap
@@ -71,7 +71,7 @@ class Subscribers:
         self.drain_seconds = 30.0
         self.cancelled = 0
         """How many handlers had to be cancelled, since they did not end in time."""
-        self._stopping = asyncio.Lock()
+        self._turning = asyncio.Lock()
         self._ending: Ending | None = None
 
     def declare(
@@ -83,7 +83,7 @@ class Subscribers:
         concurrency: int | None,
         ack: Literal["auto", "manual"] | None,
         ignore_others: bool | None,
-        middleware: tuple[Middleware, ...] | None,
+        middleware: Iterable[Middleware] | None,
     ) -> Callable[[F], F]:
         """Return a decorator that takes a handler."""
         if self.runner is not None:
@@ -92,14 +92,18 @@ class Subscribers:
             if option not in ConsumeOptions.__annotations__:
                 near = did_you_mean(option, ConsumeOptions.__annotations__)
                 raise UsageError(f"subscriber {name!r}: there is no option {option!r}{near}")
-        if ack not in {None, "auto", "manual"}:
+        if ack not in (None, "auto", "manual"):
             raise UsageError(f"subscriber {name!r}: ack is 'auto' or 'manual', not {ack!r}")
+        if not isinstance(topic, Topic | str):
+            raise UsageError(f"subscriber {name!r}: its topic is a Topic, or the name of one, not {topic!r}")
+        if not isinstance(middleware, Iterable | None):
+            raise UsageError(f"subscriber {name!r}: middleware is a list, middleware=[…], not {middleware!r}")
         declared = self._topic_of(topic)
         own: dict[str, Any] = {
             "concurrency": concurrency,
             "manual": None if ack is None else ack == "manual",
             "ignore_others": ignore_others,
-            "middleware": middleware,
+            "middleware": None if middleware is None else tuple(middleware),
         }
 
         def take(function: F) -> F:
@@ -109,6 +113,7 @@ class Subscribers:
                 subscriber = Subscriber(
                     declared, name, dict(options), **{each: value for each, value in own.items() if value is not None}
                 )
+                self._consumer_of(subscriber)  # which does nothing before it is used, but refuses wrong options
             else:
                 _check_same(subscriber, options, own)
             subscriber.add(handler)
@@ -134,13 +139,14 @@ class Subscribers:
         """Run them, if there are any."""
         from penstock.bus.runner import Runner
 
-        if self.runner is None and (self.declared or self.embedded):
-            runner = Runner(
-                list(self.declared.values()), self._consumer_of, clock=self._clock, middleware=self._middleware,
-                projectings=[self._projecting_of(projection) for projection in self.embedded],
-            )  # fmt: skip
-            await runner.start()
-            self.runner = runner
+        async with self._turning:  # once, however many tasks open the bus
+            if self.runner is None and (self.declared or self.embedded):
+                runner = Runner(
+                    list(self.declared.values()), self._consumer_of, clock=self._clock, middleware=self._middleware,
+                    projectings=[self._projecting_of(projection) for projection in self.embedded],
+                )  # fmt: skip
+                await runner.start()
+                self.runner = runner
 
     async def run_until(self, ending: Ending, until: asyncio.Event | None = None) -> None:
         """Return when an end is asked for, or the event is set; raise what ends one of them by itself."""
@@ -163,9 +169,19 @@ class Subscribers:
         if not ending.asked.is_set():
             ending.ask()  # from now on a signal is the second wish
 
+    def check_not_within(self) -> None:
+        """Refuse to be stopped by a handler, which would wait for itself."""
+        current = asyncio.current_task()
+        for handling in self.runner.handlings if self.runner is not None else ():
+            if any(worker.task is current for worker in handling.workers):
+                raise UsageError(
+                    f"a handler of {handling} cannot close the bus that runs it: closing waits for the handler; let it "
+                    f"set the event that `bus.run(until=event)` waits for"
+                )
+
     async def stop(self) -> None:
         """Drain them, and end; may be repeated."""
-        async with self._stopping:
+        async with self._turning:
             runner, self.runner = self.runner, None
             if runner is not None:
                 await runner.stop(self.drain_seconds, None if self._ending is None else self._ending.hurry)

@@ -375,7 +375,8 @@ class SyncBus(Facade[Bus]):
     def close(self) -> None:
         """Let handlers and every publish under way end, then close; may be repeated.
 
-        Publishers that are open are closed first. A failure of theirs that nobody has seen is raised at the end.
+        If the caller is cancelled meanwhile it goes on by itself. Publishers that are open are closed first. A failure
+        of theirs that nobody has seen is raised at the end.
         """
         self._portal.stop()
 

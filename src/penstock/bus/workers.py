@@ -54,6 +54,8 @@ class Workers:
     def call(self, function: Callable[..., R], *args: Any, **options: Any) -> asyncio.Future[R]:
         """Make a call in one of the threads; the future has its result, in the event loop that asked."""
         loop = asyncio.get_running_loop()
+        if self._stopped:
+            raise RuntimeError("these threads were told to end")
         future: asyncio.Future[R] = loop.create_future()
         call: _Call = partial(_answered, future, partial(function, *args, **options)), loop
         with self._lock:

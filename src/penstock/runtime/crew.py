@@ -141,7 +141,7 @@ class Crew(Member, ABC):
         try:
             await self.balance()
         except BaseException:
-            await self.remove(place)
+            await self._dispatcher.leave(place)
             raise
         return place
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import PenstockError, StoreClosed, UnknownSubscription
@@ -138,17 +139,20 @@ class Dispatcher:
         return await crew.add(owner, on_gap)
 
     async def leave(self, member: Member | Place) -> None:
-        """Let a consumer go."""
+        """Let a consumer go, which goes on by itself if this is cut off; may be repeated."""
+        await member.departure.by(partial(self._leave, member))
+
+    async def _leave(self, member: Member | Place) -> None:
         if isinstance(member, Place):
             await member.crew.remove(member)
             if not member.crew.places:
                 self._forget(member.crew)
             return
-        if isinstance(member, Crew):
-            self._forget(member)
         self.waiting.pop(member, None)
         await member.leave()
-        self.members.pop(member, None)  # at last: should this be cut off, `stop` does it
+        self.members.pop(member, None)
+        if isinstance(member, Crew):
+            self._forget(member)
 
     def _forget(self, crew: Crew) -> None:
         self.members.pop(crew, None)
@@ -325,7 +329,7 @@ class Watch(Loop):
         for member in members:
             subscription = known.get((member.topic.log_id, member.subscription.name))
             if subscription is None:
-                member.end(UnknownSubscription(member.topic.log_id, member.subscription.name))
+                member.end(UnknownSubscription(member.topic.log_id, member.subscription.name, topic=member.topic.name))
                 continue
             member.see(subscription)
         held = [(seat, seat.engine) for member in members for seat in member.seats if seat.engine is not None]

@@ -16,6 +16,7 @@ from penstock.engine.messages import Ask, PolicyChanged
 from penstock.engine.policy import Policy
 from penstock.engine.rate import Rate
 from penstock.errors import StaleDelivery, SubscriptionBusy, SubscriptionMismatch
+from penstock.runtime.closing import Closing
 from penstock.runtime.seat import Seat
 from penstock.runtime.subscriptions import shard_of
 
@@ -71,6 +72,7 @@ class Waiter:
         self._awake = asyncio.Event()
         self._waited_at = 0.0
         self.prefetch = PREFETCH
+        self.departure = Closing()
         self.give_back: Callable[[], None] = _nothing
         """Gives back what was handed over and not begun; set by whoever takes single events."""
         self.handlers: Callable[[], Iterable[AtWork]] = tuple
