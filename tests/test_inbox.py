@@ -12,7 +12,8 @@ import sys
 import textwrap
 import threading
 import weakref
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from contextvars import Context
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -26,7 +27,7 @@ from penstock.errors import UsageError
 from penstock.inbox import SCHEMA, SQLITE_SCHEMA, TEXT_BYTES_MAX, Once, forget, forget_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 SRC = Path(__file__).parent.parent / "src"
 
@@ -374,6 +375,235 @@ async def test_a_task_that_is_started_in_a_block_is_in_it(awaited: Any, path: Pa
     async with once(awaited):
         await asyncio.create_task(mail())
     assert effects(path) == ["mailed"]
+
+
+# --- tasks of one block -----------------------------------------------------------------------
+
+
+async def part(connection: Any, name: str, *, fails: bool = False, turns: int = 3) -> None:
+    async with once(connection, name):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await effect_async(connection, name)
+        if fails:
+            raise ZeroDivisionError
+
+
+async def test_tasks_of_a_block_take_turns_and_one_that_fails_undoes_itself_alone(awaited: Any, path: Path) -> None:
+    async with once(awaited):
+        parts = [part(awaited, f"part-{i}", fails=i == 1, turns=3 * i) for i in range(4)]
+        ended = await asyncio.gather(*parts, return_exceptions=True)
+    assert [type(error) for error in ended] == [type(None), ZeroDivisionError, type(None), type(None)]
+    assert sorted(effects(path)) == ["part-0", "part-2", "part-3"]
+    assert marks(path) == ["e-1", "part-0", "part-2", "part-3"]
+    assert is_idle(awaited)
+
+
+async def test_blocks_of_tasks_three_deep_are_each_undone_with_those_within(awaited: Any, path: Path) -> None:
+    async def tree(name: str, depth: int) -> None:
+        async with once(awaited, name):
+            await effect_async(awaited, name)
+            if depth:
+                await asyncio.gather(*(tree(name + i, depth - 1) for i in "xyz"), return_exceptions=True)
+            if name.endswith("y"):
+                raise ZeroDivisionError
+
+    await tree("t", 3)
+    kept = [name for name in marks(path) if "y" not in name]
+    assert len(kept) == 1 + 2 + 4 + 8
+    assert marks(path) == sorted(effects(path)) == kept
+    assert is_idle(awaited)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_block_ends_after_those_that_its_tasks_have_begun_or_wait_for(
+    awaited: Any, path: Path, fails: bool
+) -> None:
+    parts: list[asyncio.Task[None]] = []
+
+    async def handle() -> None:
+        async with once(awaited):
+            parts.extend(asyncio.create_task(part(awaited, name, turns=20)) for name in "abc")
+            for _ in range(3):
+                await asyncio.sleep(0)
+            await effect_async(awaited, "whole")
+            if fails:
+                raise ZeroDivisionError
+
+    with suppress(ZeroDivisionError):
+        await handle()
+    assert all(task.done() for task in parts)
+    await asyncio.gather(*parts)
+    assert sorted(effects(path)) == ([] if fails else ["a", "b", "c", "whole"])
+    assert marks(path) == ([] if fails else ["a", "b", "c", "e-1"])
+    assert is_idle(awaited)
+
+
+async def test_a_task_that_begins_one_block_after_the_other_does_not_keep_the_outer_one_from_its_end(
+    awaited: Any, path: Path
+) -> None:
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        for number in range(10_000):
+            await part(awaited, f"w-{number}")
+            if ended.is_set():
+                return
+
+    async with asyncio.timeout(30):
+        async with once(awaited):
+            task = asyncio.create_task(work())
+            for _ in range(3):
+                await asyncio.sleep(0)
+        ended.set()
+        await task
+    assert sorted(marks(path)) == ["e-1", *sorted(effects(path))]
+
+
+async def test_a_block_that_is_cancelled_cancels_those_within_it(awaited: Any, path: Path) -> None:
+    parts: list[asyncio.Task[None]] = []
+    inside = asyncio.Event()
+
+    async def hang(name: str) -> None:
+        async with once(awaited, name):
+            await effect_async(awaited, name)
+            inside.set()
+            await asyncio.Event().wait()
+
+    async def handle(how: str) -> None:
+        async with once(awaited):
+            parts[:] = [asyncio.create_task(hang(name)) for name in "ab"]
+            if how == "in it":
+                await asyncio.Event().wait()
+            await inside.wait()
+
+    for how in ("in it", "at its end"):
+        inside.clear()
+        task = asyncio.create_task(handle(how))
+        await inside.wait()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(30):
+            ended = await asyncio.gather(task, *parts, return_exceptions=True)
+        assert [type(error) for error in ended] == [asyncio.CancelledError] * 3
+        assert is_idle(awaited)
+        assert (effects(path), marks(path)) == ([], [])
+
+
+async def test_a_task_that_is_cancelled_while_it_waits_for_its_turn_is_in_nobodys_way(awaited: Any, path: Path) -> None:
+    async with once(awaited):
+        tasks = [asyncio.create_task(part(awaited, name, turns=20)) for name in "abc"]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert [task.cancelled() for task in tasks] == [False, True, False]
+    assert marks(path) == ["a", "c", "e-1"]
+    assert sorted(effects(path)) == ["a", "c"]
+
+
+async def test_a_block_within_the_block_of_a_task_is_not_anothers_turn(awaited: Any, path: Path) -> None:
+    """The task that opened the outer block waits, too, while one of its tasks is in an inner one."""
+    inside, go = asyncio.Event(), asyncio.Event()
+
+    async def other() -> None:
+        async with once(awaited, "other"):
+            inside.set()
+            await go.wait()
+            await part(awaited, "within")
+            await effect_async(awaited, "other")
+            raise ZeroDivisionError
+
+    async with once(awaited):
+        task = asyncio.create_task(other())
+        await inside.wait()
+        go.set()
+        await part(awaited, "own")
+        with suppress(ZeroDivisionError):
+            await task
+    assert (effects(path), marks(path)) == (["own"], ["e-1", "own"])
+
+
+async def test_a_blocking_connection_is_refused_to_two_tasks_of_a_block_at_a_time(connection: Any, path: Path) -> None:
+    async def blocking_part(name: str) -> None:
+        with once(connection, name):
+            await asyncio.sleep(0)
+            effect(connection, name)
+
+    with once(connection):
+        ended = await asyncio.gather(*map(blocking_part, "abc"), return_exceptions=True)
+        await blocking_part("d")
+    assert ended[0] is None
+    assert [type(error) for error in ended[1:]] == [UsageError] * 2
+    assert "of another task of this one" in str(ended[1])
+    assert (effects(path), marks(path)) == (["a", "d"], ["a", "d", "e-1"])
+
+
+@pytest.mark.parametrize("caller", [False, True], ids=["its own transaction", "the caller's"])
+def test_a_block_that_ends_before_one_within_it_undoes_both_and_both_say_so(
+    connection: Any, path: Path, caller: bool
+) -> None:
+    if caller:
+        begin(connection)
+        effect(connection, "before")
+    outer, inner = ExitStack(), ExitStack()
+    outer.enter_context(once(connection, "outer"))
+    effect(connection, "outer")
+    inner.enter_context(once(connection, "inner"))
+    effect(connection, "inner")
+    with pytest.raises(UsageError, match="ended before another one within it"):
+        outer.close()
+    with pytest.raises(UsageError, match="a connection of its own"), copied(once(connection, "another")):
+        pass
+    with pytest.raises(UsageError, match="ended before another one within it"), once(connection, "deeper"):
+        pass
+    with pytest.raises(UsageError, match="ended before another one within it"):
+        inner.close()
+    if caller:
+        assert not is_idle(connection)
+        end(connection, "COMMIT")
+    assert is_idle(connection)
+    with once(connection, "after") as first:
+        assert first
+    assert (effects(path), marks(path)) == (["before"] if caller else [], ["after"])
+
+
+@contextmanager
+def copied(block: Once) -> Iterator[None]:
+    """Enter a block as one who is in no other block does."""
+    context = Context()
+    context.run(block.__enter__)
+    try:
+        yield
+    finally:
+        context.run(block.__exit__, None, None, None)
+
+
+async def test_an_asynchronous_block_does_not_wait_for_one_of_its_own_task(awaited: Any, path: Path) -> None:
+    async def values() -> AsyncIterator[int]:
+        async with once(awaited, "inner"):
+            await effect_async(awaited, "inner")
+            yield 1
+
+    generator = values()
+
+    async def handle() -> None:
+        async with once(awaited):
+            await effect_async(awaited, "outer")
+            await anext(generator)
+
+    async with asyncio.timeout(30):
+        with pytest.raises(UsageError, match="ended before another one within it"):
+            await handle()
+        await effect_async(awaited, "stray")
+        with pytest.raises(UsageError, match="ended before another one within it"):
+            await anext(generator)
+    assert is_idle(awaited)
+    async with once(awaited, "after"):
+        pass
+    assert marks(path) == ["after"]
+    assert [what for what in effects(path) if what != "stray"] == []
 
 
 # --- two at the same time ---------------------------------------------------------------------

@@ -469,3 +469,116 @@ async def test_a_block_of_aiosqlite_that_is_cancelled_at_any_moment_leaves_no_tr
         with closing(sqlite3.connect(tmp_path / "app.db")) as another:
             effects = [what for (what,) in another.execute("SELECT what FROM effects")]
         assert sorted(effects) == ["after", "before", "cut"]
+
+
+# --- tasks of one block -----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def ready(through: Any, postgres: Postgres, directory: Path) -> AsyncIterator[tuple[Any, Any]]:
+    """Give a connection, and what asks another one for all effects, and for all marks."""
+    async with through(postgres, directory) as connect:
+
+        async def found() -> tuple[list[str], list[str]]:
+            async with closed_after(connect()) as other:
+                rows = []
+                for statement in ("SELECT what FROM effects", "SELECT id FROM penstock_inbox"):
+                    cursor = await other.execute(statement)
+                    rows.append(sorted(text for (text,) in await cursor.fetchall()))
+            return rows[0], rows[1]
+
+        async with closed_after(connect()) as connection:
+            async with once(connection, "the table is there"):
+                pass
+            assert await forget_async(connection, older_than=0) == 1
+            yield connection, found
+
+
+async def part(connection: Any, name: str, *, fails: bool = False, seconds: float = 0.0) -> None:
+    async with once(connection, name) as first:
+        assert first
+        await asyncio.sleep(seconds)
+        await connection.execute(f"INSERT INTO effects (what) VALUES ('{name}')")
+        if fails:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("through", [through_psycopg, through_aiosqlite])
+async def test_tasks_of_a_block_take_turns_and_one_that_fails_undoes_itself_alone(
+    postgres: Postgres, tmp_path: Path, through: Any
+) -> None:
+    async with ready(through, postgres, tmp_path) as (connection, found):
+        async with once(connection):
+            parts = [part(connection, f"part-{i}", fails=i == 1, seconds=0.01 * i) for i in range(4)]
+            ended = await asyncio.gather(*parts, return_exceptions=True)
+        assert [type(error) for error in ended] == [type(None), ZeroDivisionError, type(None), type(None)]
+        kept = ["part-0", "part-2", "part-3"]
+        assert await found() == (kept, ["e-1", *kept])
+
+
+@pytest.mark.parametrize("through", [through_psycopg, through_aiosqlite])
+async def test_blocks_of_tasks_three_deep_are_each_undone_with_those_within(
+    postgres: Postgres, tmp_path: Path, through: Any
+) -> None:
+    async with ready(through, postgres, tmp_path) as (connection, found):
+
+        async def tree(name: str, depth: int) -> None:
+            async with once(connection, name):
+                await connection.execute(f"INSERT INTO effects (what) VALUES ('{name}')")
+                if depth:
+                    await asyncio.gather(*(tree(name + i, depth - 1) for i in "xyz"), return_exceptions=True)
+                if name.endswith("y"):
+                    raise ZeroDivisionError
+
+        await tree("t", 3)
+        effects, marks = await found()
+        assert effects == marks
+        assert len(marks) == 1 + 2 + 4 + 8
+        assert not any("y" in name for name in marks)
+
+
+@pytest.mark.parametrize("through", [through_psycopg, through_aiosqlite])
+async def test_tasks_that_a_block_left_behind_as_one_of_them_failed_are_undone_with_it(
+    postgres: Postgres, tmp_path: Path, through: Any
+) -> None:
+    async with ready(through, postgres, tmp_path) as (connection, found):
+        parts: list[asyncio.Task[None]] = []
+
+        async def handle() -> None:
+            async with once(connection):
+                for i in range(4):
+                    work = part(connection, f"part-{i}", fails=i == 1, seconds=0.01 * i)
+                    parts.append(asyncio.create_task(work))
+                await asyncio.gather(*parts)
+
+        with pytest.raises(ZeroDivisionError):
+            await handle()
+        assert all(task.done() for task in parts)
+        assert await found() == ([], [])
+        async with once(connection) as first:
+            assert first
+
+
+@pytest.mark.parametrize("turns", range(12))
+@pytest.mark.parametrize("through", [through_psycopg, through_aiosqlite])
+async def test_a_block_whose_tasks_are_cancelled_at_any_moment_has_each_effect_with_its_mark(
+    postgres: Postgres, tmp_path: Path, through: Any, turns: int
+) -> None:
+    async with ready(through, postgres, tmp_path) as (connection, found):
+
+        async def handle() -> None:
+            async with once(connection):
+                await connection.execute("INSERT INTO effects (what) VALUES ('e-1')")
+                tasks = [asyncio.create_task(part(connection, f"part-{i}")) for i in range(3)]
+                for _ in range(turns * 3):
+                    await asyncio.sleep(0)
+                tasks[0].cancel()
+                tasks[2].cancel()
+                await asyncio.wait(tasks)
+
+        with suppress(psycopg.Error):  # a statement that is cancelled may take the transaction with it
+            await handle()
+        effects, marks = await found()
+        assert effects == marks
+        async with once(connection, "after") as first:
+            assert first

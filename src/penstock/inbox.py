@@ -11,7 +11,7 @@
   the first itself, if the other was rolled back.
 * **A connection is in one block at a time.** Otherwise an effect that is acknowledged could be undone with the failure
   of another. A block of another task waits (`async with`), or is refused (`with`). A block within a block is a part
-  of it.
+  of it, also in a task that was started there; such tasks take turns, and the outer block ends after theirs.
 * **Identity** is that of CloudEvents, source and id, within a scope: an event that was published twice with the same id
   is handled once. The scope is the subscription, unless another one is given.
 
@@ -27,10 +27,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from abc import ABC, abstractmethod
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock.clock import Clock, SystemClock, seconds
 from penstock.connections import Driver, Execute, Steps, kind_of
@@ -89,9 +91,25 @@ _FORGET_FOUND = (
 _LEAVE_FOUND = Execute("DROP TABLE IF EXISTS temp.penstock_forgotten")
 _CLOCK: Final = SystemClock()
 _SAVEPOINT = "penstock_once"
-_SAVE = Execute(f"SAVEPOINT {_SAVEPOINT}")
-_RELEASE = Execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
-_GO_BACK = Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+
+
+class _Savepoint(NamedTuple):
+    """What makes a savepoint, what ends it, and what undoes all since it was made, inner savepoints included."""
+
+    save: Execute
+    release: Execute
+    go_back: Execute
+
+
+@cache
+def _savepoint(depth: int) -> _Savepoint:
+    """Return that of a block with so many others of its connection around it, each of which has a name of its own."""
+    name = f"{_SAVEPOINT}_{depth}" if depth else _SAVEPOINT
+    statements = (f"SAVEPOINT {name}", f"RELEASE SAVEPOINT {name}", f"ROLLBACK TO SAVEPOINT {name}")
+    return _Savepoint(*map(Execute, statements))
+
+
+_SAVE, _RELEASE, _ = _savepoint(0)
 
 
 # --- blocks -----------------------------------------------------------------------------------
@@ -100,17 +118,26 @@ _GO_BACK = Execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
 class _Block(ABC, Generic[R]):
     """A block that is a transaction, or a part of one; both a context manager and an asynchronous one."""
 
-    __slots__ = ("_begun", "_connection", "_entered", "_kind", "ended", "outer", "outermost")
+    __slots__ = ("_connection", "_entered", "_kind", "begun", "cut", "depth", "ended", "open", "outer", "stack", "task")
+
+    outer: _Block[Any] | None
+    """The block that is around this one, of whatever connection; once it is entered."""
+    task: asyncio.Task[Any] | None
+    """Whose it is, if there is another block of its connection around it."""
 
     def __init__(self, connection: Any) -> None:
         self._kind = kind_of(connection)
         self._connection = connection
-        self._begun = False
+        self.begun = False
         """Whether the transaction is this block's own."""
-        self.outermost = False
-        """Whether it has the connection now, with no other block of it around."""
-        self.outer: _Block[Any] | None = None
-        """The block of another connection that is around this one, if it is the outermost of its own."""
+        self.open = False
+        """Whether others may enter within it now."""
+        self.stack: list[_Block[Any]] | None = None
+        """The blocks that its connection is in now, the innermost last; None while there was never another one."""
+        self.depth = 0
+        """How many blocks of its connection were around it when it was entered."""
+        self.cut = False
+        """Whether one that was around it has ended before it, and has undone both."""
         self._entered = False
         self.ended: asyncio.Event | None = None
 
@@ -124,7 +151,7 @@ class _Block(ABC, Generic[R]):
         if not self._kind.waits:
             raise UsageError(f"{self._class} is asynchronous: write `async with`")
         self._check_new()
-        if not self._occupies():
+        if self._occupy() is not None:
             raise self._occupied()
         try:
             return self._driver.run(self._entering())
@@ -144,8 +171,8 @@ class _Block(ABC, Generic[R]):
         if self._kind.waits:
             raise UsageError(f"{self._class} blocks: write `with`, and do not await anything within")
         self._check_new()
-        while not self._occupies():
-            await self._other_has_ended()
+        if (other := self._occupy()) is not None:
+            await self._take_turn(other)
         try:
             return await self._driver.run_async(self._entering())
         except BaseException:
@@ -156,7 +183,10 @@ class _Block(ABC, Generic[R]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self._driver.run_async(self._leaving(error))
+            cancel = None if self.stack is None else await self._await_inner(self.stack, error)
+            await self._driver.run_async(self._leaving(cancel or error))
+            if cancel is not None:
+                raise cancel
         finally:
             self._vacate()
 
@@ -176,39 +206,104 @@ class _Block(ABC, Generic[R]):
 
     # --- one block at a time ------------------------------------------------------------------
 
-    def _occupies(self) -> bool:
-        """Take the connection, unless somebody else has it; whoever is in a block of it already has it."""
+    def _occupy(self, turn: _Block[Any] | None = None) -> _Block[Any] | None:
+        """Take the connection, unless it is in a block that this task is not in: then return that one.
+
+        `turn` is a block within which it may enter even if that waits for its end.
+        """
         present = _present.setdefault(id(self._connection), self)
         around = _around.get()
-        if present is self:
-            self.outermost = True
-            self.outer = around
-            _around.set(self)
-            return True
-        while around is not None and around is not present:
-            around = around.outer
-        return around is not None
+        if present is not self and (other := self._join(present, around, turn)) is not None:
+            return other
+        self.open = True
+        self.outer = around
+        _around.set(self)
+        return None
+
+    def _join(self, outermost: _Block[Any], around: _Block[Any] | None, turn: _Block[Any] | None) -> _Block[Any] | None:
+        """Become the innermost block of the connection, if this task is in the one that is it now; else return that."""
+        with _joining:
+            stack = outermost.stack
+            present = stack[-1] if stack else outermost
+            while around is not None and around is not present:
+                around = around.outer
+            if around is None or not (present.open or present is turn):
+                return present
+            if present.cut:
+                raise _ended_around()
+            if stack is None:
+                stack = outermost.stack = [outermost]
+            self.task = None if self._kind.waits else asyncio.current_task()
+            self.depth = present.depth + 1
+            self.stack = stack
+            stack.append(self)
+        return None
 
     def _occupied(self) -> UsageError:
         return UsageError(
-            f"this {self._class} is in the block of another handler, and what is done with it here would be "
-            f"committed or undone with that: give each handler that runs at a time a connection of its own"
+            f"this {self._class} is in the block of another handler, or of another task of this one, and what is done "
+            f"with it here would be committed or undone with that: give each of those that run at a time a connection "
+            f"of its own"
         )
 
     def _vacate(self) -> None:
-        if self.outermost:
-            self.outermost = False
-            if _around.get() is self:
-                outer = self.outer
-                while outer is not None and not outer.outermost:  # it has ended before those that it was around
-                    outer = outer.outer
-                _around.set(outer)
+        self.open = False
+        if _around.get() is self:
+            outer = self.outer
+            while outer is not None and not outer.open:  # it has ended before those that it was around
+                outer = outer.outer
+            _around.set(outer)
+        if self.stack is None:
             del _present[id(self._connection)]
-            if self.ended is not None:
-                self.ended.set()
+        else:
+            self._part(self.stack)
+        if self.ended is not None:
+            self.ended.set()
 
-    async def _other_has_ended(self) -> None:
-        other = _present[id(self._connection)]
+    def _part(self, stack: list[_Block[Any]]) -> None:
+        key = id(self._connection)
+        with _joining:
+            stack.remove(self)
+            if _present.get(key) is not self:
+                return
+            if stack:  # those that it has cut off have the connection until they end
+                _present[key] = stack[0]
+            else:
+                del _present[key]
+
+    async def _take_turn(self, other: _Block[Any] | None) -> None:
+        """Take the connection as soon as it is in no block that this task is not in; `other` is the first of those."""
+        blocks = () if other is None else other.stack or ()
+        turn = _around.get()
+        while turn is not None and not (turn.open and turn in blocks):
+            turn = turn.outer
+        while other is not None:
+            await self._end_of(other)
+            other = self._occupy(turn)
+
+    async def _await_inner(
+        self, stack: list[_Block[Any]], failure: BaseException | None
+    ) -> asyncio.CancelledError | None:
+        """Wait until the blocks of other tasks within this one have ended, those that already wait for it included.
+
+        If it is cancelled, so are they. Returns the cancel, if it came meanwhile.
+        """
+        self.open = False  # or those who come again and again would keep it from its end
+        cancel = None
+        cancelled = isinstance(failure, asyncio.CancelledError)
+        while True:
+            try:
+                await asyncio.sleep(0)  # whoever was told that it is its turn now enters
+                inner = stack[-1]
+                if inner is self or inner.task is asyncio.current_task():
+                    return cancel
+                if cancelled and inner.open and inner.task is not None:
+                    inner.task.cancel()
+                await self._end_of(inner)
+            except asyncio.CancelledError as error:
+                cancel, cancelled = error, True
+
+    async def _end_of(self, other: _Block[Any]) -> None:
         if other.ended is None:
             other.ended = asyncio.Event()
         await other.ended.wait()
@@ -217,12 +312,13 @@ class _Block(ABC, Generic[R]):
 
     def _entering(self) -> Steps[R]:
         driver = self._driver
-        self._begun = not driver.in_transaction
+        self.begun = not driver.in_transaction
+        save = self._savepoint.save
         try:
-            if self._begun:
-                yield from driver.begin(_SAVE)
+            if self.begun:
+                yield from driver.begin(save)
             else:
-                yield _SAVE
+                yield save
             return (yield from self._work())
         except BaseException as error:
             yield from self._undo(error)
@@ -230,16 +326,22 @@ class _Block(ABC, Generic[R]):
 
     def _leaving(self, failure: BaseException | None) -> Steps[None]:
         driver = self._driver
+        self.open = False
         if failure is not None:
             yield from self._undo(failure)
             return
+        if self.cut or self._inner:
+            refusal = _ended_around()
+            yield from self._undo(refusal)
+            raise refusal
         if not driver.in_transaction:
             raise _ended_within()
+        release = self._savepoint.release
         try:
-            if self._begun:
-                yield from driver.commit(_RELEASE)
+            if self.begun:
+                yield from driver.commit(release)
             else:
-                yield _RELEASE
+                yield release
         except BaseException as error:  # noqa: BLE001 - it is raised there
             yield from self._refused(error)
 
@@ -253,24 +355,39 @@ class _Block(ABC, Generic[R]):
     def _undo(self, failure: BaseException) -> Steps[None]:
         """Undo what the block did; if that fails, too, the first failure is still the one that is raised."""
         driver = self._driver
+        for inner in self._inner:
+            inner.cut = True
+            inner.begun = inner.begun or self.begun  # what is still written there is nobody else's either
         try:
             if not driver.in_transaction:
                 return  # some errors make a database roll back by itself
-            if self._begun:
+            if self.begun:
                 yield from driver.roll_back()
-            else:
-                yield _GO_BACK
-                yield _RELEASE
+            elif not self.cut:  # or its savepoint is gone
+                yield self._savepoint.go_back
+                yield self._savepoint.release
         except driver.error as error:
             failure.add_note(f"the block could not be rolled back ({type(error).__name__}): close the connection")
+
+    @property
+    def _savepoint(self) -> _Savepoint:
+        return _savepoint(self.depth)
+
+    @property
+    def _inner(self) -> list[_Block[Any]]:
+        """The blocks within this one that have not ended yet."""
+        return [] if self.stack is None else self.stack[self.stack.index(self) + 1 :]
 
 
 _present: dict[int, _Block[Any]] = {}
 """The outermost block of each connection that is in one, by the connection's id: it lives as long as its block."""
 
+_joining = threading.Lock()
+"""Held while a block enters within another one, or ends there: threads may do so at the same time."""
+
 _around: ContextVar[_Block[Any] | None] = ContextVar("penstock_inbox_around", default=None)
-"""The innermost of the outermost blocks of their connections that this task or thread is in, each of which knows the
-one around it; tasks that are started in a block are in it, too."""
+"""The innermost block that this task or thread is in. Each knows the one around it; tasks that are started in a block
+are in it, too."""
 
 
 def _ended_within() -> UsageError:
@@ -278,6 +395,13 @@ def _ended_within() -> UsageError:
         "the transaction of a `once` block was ended within the block, by a commit or a rollback there (a `with "
         "connection:` is one), or by the database after an error: what followed does not belong to the mark. Leave it "
         "to the block, or to whoever has begun the transaction"
+    )
+
+
+def _ended_around() -> UsageError:
+    return UsageError(
+        "a `once` block has ended before another one within it, on the same connection, and both were undone: end the "
+        "inner one first, and let the outer one wait for tasks and threads that were started in it"
     )
 
 
@@ -311,7 +435,7 @@ class Once(_Block[bool]):
         if not self._kind.plain or self._entered or connection.in_transaction:
             return super().__enter__()
         self._entered = True
-        if not self._occupies():
+        if self._occupy() is not None:
             raise self._occupied()
         try:
             try:
@@ -331,14 +455,14 @@ class Once(_Block[bool]):
         except BaseException:
             self._vacate()
             raise
-        self._begun = True
+        self.begun = True
         self._execute = execute
         return bool(marked)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._execute is None or error is not None:
+        if self._execute is None or error is not None or self.stack is not None:
             super().__exit__(kind, error, trace)
             return
         try:
@@ -374,13 +498,13 @@ class Once(_Block[bool]):
 
     def _make_table(self) -> Steps[Exception | None]:
         """Make the table; returns why that was refused, if it was."""
-        yield _GO_BACK
+        yield self._savepoint.go_back
         try:
             for statement in SQLITE_SCHEMA if self._driver.sqlite else SCHEMA:
                 yield Execute(statement)
         except self._driver.error as error:
             # In PostgreSQL whoever makes it at the same time, a moment later, is refused; but then it is there.
-            yield _GO_BACK
+            yield self._savepoint.go_back
             return error
         return None
 
@@ -437,7 +561,7 @@ class _Forgetting(_Block[int]):
         except driver.error as error:
             if not driver.names(error, "penstock_inbox"):
                 raise
-            yield _GO_BACK
+            yield self._savepoint.go_back
             return 0  # there is no table, and so nothing to forget
         return removed
 
