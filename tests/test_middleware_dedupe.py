@@ -16,12 +16,13 @@ from contextlib import asynccontextmanager, closing, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from tests.deliveries import kept, raw
 from xxhash import xxh3_128_digest
 
+from penstock import Delivery, Retry
 from penstock.bus.middleware.dedupe import MARK_BYTES, ROWS_MAX, Dedupe, _Memory
 from penstock.clock import VirtualClock
 from penstock.errors import StoreUnavailable, UsageError
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from tests.deliveries import World
 
-    from penstock import Delivery
     from penstock.bus.middleware import Middleware
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +70,8 @@ class Fake:
         self._digest = xxh3_128_digest(b"raw/mails\0penstock:raw\0%d" % number)
         self.subscription = "mails"
         self.position = number
+        self._by_hand = False
+        self._succeeded = True
 
 
 async def done() -> None:
@@ -169,6 +171,75 @@ async def test_what_failed_is_not_marked_and_its_error_is_raised(dedupe: Dedupe)
     assert await known(dedupe, 1) == []
     await mark(dedupe, 1)
     assert await known(dedupe, 1) == [1]
+
+
+@pytest.mark.parametrize("ack", ["auto", "manual"])
+@pytest.mark.parametrize("how", ["nack", "reject", "raise"])
+async def test_what_is_refused_by_hand_is_not_marked_and_is_handled_when_it_comes_again(
+    world: World, dedupe: Dedupe, how: str, ack: Literal["auto", "manual"]
+) -> None:
+    bus, handled = world.bus(raw), list[int]()
+
+    @bus.subscriber(raw, "mails", middleware=[dedupe], ack=ack, retry=Retry(max_retries=1, delay=1, jitter=0))
+    async def handle(data: bytes, delivery: Delivery[bytes]) -> None:
+        handled.append(delivery.attempt + 10 * delivery.replay)
+        match how if len(handled) == 1 else "ack":
+            case "ack":
+                await delivery.ack()
+            case "nack":
+                await delivery.nack(reason="not yet")
+            case "reject":
+                await delivery.reject("no use")
+            case _:
+                raise ValueError("not yet")
+
+    await dedupe.flush()  # which opens its file
+    await world.done(bus.__aenter__())
+    await bus.publish(raw, b"0", key="k")
+    await world.run(5)
+    if how == "reject":
+        assert await world.done(bus.dead_letters.replay(raw, "mails"))
+        await world.run(5)
+    await bus.publish(raw, b"1", key="k")
+    await world.run(5)
+    assert handled == ([1, 11, 1] if how == "reject" else [1, 2, 1])
+    assert [lag.lag for lag in await world.done(bus.lag(raw, "mails"))] == [0]
+
+
+async def test_what_comes_again_is_acked_where_handlers_ack_by_hand(world: World, dedupe: Dedupe) -> None:
+    bus, handled = world.bus(raw), list[bytes]()
+
+    @bus.subscriber(raw, "mails", middleware=[dedupe], ack="manual")
+    async def handle(data: bytes, delivery: Delivery[bytes]) -> None:
+        handled.append(data)
+        await delivery.ack()
+
+    await dedupe.flush()  # which opens its file
+    await world.done(bus.__aenter__())
+    for data in (b"0", b"0", b"1"):
+        await bus.publish(raw, data, key="k", id=data.decode(), source="shop")
+    await world.run(5)
+    assert handled == [b"0", b"1"]
+    assert [lag.lag for lag in await world.done(bus.lag(raw, "mails"))] == [0]
+
+
+async def test_what_is_acked_after_its_handler_has_returned_is_not_marked(world: World, dedupe: Dedupe) -> None:
+    bus, handled = world.bus(raw), list[Delivery[bytes]]()
+
+    @bus.subscriber(raw, "mails", middleware=[dedupe], ack="manual", retry=Retry(max_retries=1, delay=1, jitter=0))
+    async def handle(data: bytes, delivery: Delivery[bytes]) -> None:
+        handled.append(delivery)
+
+    await dedupe.flush()  # which opens its file
+    await world.done(bus.__aenter__())
+    await bus.publish(raw, b"0", key="k")
+    await world.run(1)
+    await handled[0].nack(reason="somebody said no")
+    await world.run(5)
+    await handled[1].ack()
+    await world.run(1)
+    assert [delivery.attempt for delivery in handled] == [1, 2]
+    assert [lag.lag for lag in await world.done(bus.lag(raw, "mails"))] == [0]
 
 
 async def test_a_second_attempt_at_the_same_time_waits_and_handles_it_only_if_the_first_failed(dedupe: Dedupe) -> None:
@@ -362,7 +433,7 @@ PROCESS = """
 
     class Event:
         _digest = xxh3_128_digest(bytes(1).join([b"raw/mails", b"penstock:raw", sys.argv[2].encode()]))
-        subscription, position = "mails", 0
+        subscription, position, _by_hand, _succeeded = "mails", 0, False, True
 
     async def handle():
         if sys.argv[3] == "dies":

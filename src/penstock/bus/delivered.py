@@ -98,7 +98,7 @@ def _failure(reason: str | BaseException | Failure) -> Failure:
 class Delivery(_Hand, Generic[T]):
     """One event, handed over."""
 
-    __slots__ = ("_done", "_keeper", "_lane", "_topic", "attempt", "event", "replay")
+    __slots__ = ("_by_hand", "_done", "_keeper", "_lane", "_topic", "attempt", "event", "replay")
 
     def __init__(  # noqa: PLR0917 - names would cost as much as the rest
         self,
@@ -120,6 +120,8 @@ class Delivery(_Hand, Generic[T]):
         """What its order is kept by, for whoever keeps it: its key, or its partition; None where there is no order."""
         self._done = False
         """Whether it was said to be done."""
+        self._by_hand = False
+        """Whether only what is said of it counts, and not that its handler has returned."""
         self._keeper: Callable[[float], None] | None = None
         """Who keeps its time, if the engine does not: called with so many seconds more."""
         self.event = event
@@ -198,6 +200,11 @@ class Delivery(_Hand, Generic[T]):
     ) -> None:
         """Say that it failed; the same as `nack` and `reject`, for whoever is not in a coroutine."""
         self._nack(self._offsets, delay, reason, retry=retry, counted=counted)
+
+    @property
+    def _succeeded(self) -> bool:
+        """Whether it is done, if its handler has just returned."""
+        return self._done if self._said else not self._by_hand
 
     @property
     def _is_last(self) -> bool:

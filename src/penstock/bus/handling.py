@@ -317,6 +317,7 @@ class Handling:
             self._say(delivery._discard)
             return
         worker.handler, worker.delivery, worker.deadline = handler, delivery, None
+        delivery._by_hand = self.subscriber.manual
         seconds = delivery._engine.policy.timeout_seconds
         if seconds is not None:
             self._limit(worker, delivery, seconds)
@@ -334,7 +335,7 @@ class Handling:
             if self._judge(worker, delivery, error):
                 raise asyncio.CancelledError from error
         else:
-            if not (delivery._said or self.subscriber.manual):
+            if not (delivery._said or delivery._by_hand):
                 self._acks.add(delivery)
                 if not self._tending:
                     self._tend_soon()

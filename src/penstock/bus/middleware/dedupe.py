@@ -3,7 +3,8 @@
 For handlers whose effects are not in a database: a mail that is sent, another service that is called. What it gives:
 
 * An event is marked **after** its handler has succeeded. One that comes again after that is acknowledged without
-  calling the handler. One whose handler failed is not marked.
+  calling the handler. One whose handler failed, or refused it by hand, is not marked; nor is, with `ack="manual"`, one
+  that is not acked yet when its handler returns.
 * While an attempt is under way in this process, a second one at the same event waits for its end.
 * So these still give a duplicate: a process that dies after the effect and before the mark is written, a few
   milliseconds; and two processes that have the same event at the same moment. Whoever must exclude that writes through
@@ -125,10 +126,14 @@ class Dedupe:
             self.duplicates += 1
             if logger.isEnabledFor(logging.DEBUG):
                 logger.debug("%s at %s was handled before", delivery.subscription, delivery.position)
+            if delivery._by_hand:  # noqa: SLF001 - the same
+                await delivery.ack()  # as its handler would
             return
         running[mark] = None
         try:
             await proceed()
+            if not delivery._succeeded:  # noqa: SLF001 - the same
+                return  # it was refused by hand, or nothing is said yet
             marks.add(mark)
             fresh = self._fresh
             if fresh is not None:
