@@ -28,6 +28,7 @@ from penstock.errors import (
     InvalidName,
     PenstockError,
     SettingsError,
+    SparkUnavailable,
     StoreFull,
     UsageError,
 )
@@ -136,7 +137,7 @@ def test_a_path_that_is_no_text_is_shown_and_does_not_fail(
     ("error", "code"),
     [
         (PenstockError("it is so"), 1),
-        (SettingsError("it is so"), 1),
+        (SettingsError("it is so"), 2),
         (StoreFull("it is so"), 1),
         (OSError("it is so"), 1),
         (UsageError("it is so"), 2),
@@ -156,7 +157,7 @@ def test_an_error_is_one_line_on_stderr_and_its_own_exit_code(
 
 def test_an_error_ends_the_process_with_its_code_and_without_a_traceback() -> None:
     done = penstock("config", "show", env={"PENSTOCK_LIMITS__HEADERS_MAX": "few"})
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: limits.headers_max = 'few' (PENSTOCK_LIMITS__HEADERS_MAX)")
     assert done.stderr.count("\n") == 1
 
@@ -172,6 +173,52 @@ def test_an_unexpected_error_is_one_line_that_says_how_to_see_more_and_shows_no_
     assert err.endswith(" (`penstock --debug` shows the traceback)\n")
     assert err.count("\n") == 1
     assert SECRET not in err
+
+
+ESCAPES = "\x1b]0;pwned\x07 \x1b[2J"
+EVIL = type("Evil\x1b[31m", (Exception,), {})
+
+
+@pytest.mark.parametrize("error", [StoreFull(f"no {ESCAPES}"), EVIL(f"no {ESCAPES}")], ids=["ours", "another's"])
+@pytest.mark.parametrize("options", [[], ["--debug"]], ids=["plain", "debug"])
+def test_no_error_can_speak_to_the_terminal(
+    error: Exception, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(error, monkeypatch)
+    assert main([*options, "config", "show"]) == 1
+    _, err = capsys.readouterr()
+    assert r"no \x1b]0;pwned\x07 \x1b[2J" in err
+    assert "\x1b" not in err
+    assert "\x07" not in err
+
+
+def test_what_to_install_is_told_in_several_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(SparkUnavailable("no Java:\n    brew install \x1b[2J"), monkeypatch)
+    assert main(["config", "show"]) == 1
+    assert capsys.readouterr() == ("", "error: no Java:\n    brew install \\x1b[2J\n")
+
+
+@pytest.mark.parametrize(
+    "url", ["bogus:", "/tmp", "", "file:", "memory:x", "postgresql://db/events"], ids=lambda url: url or "empty"
+)
+@pytest.mark.parametrize("command", ["topics", "dlq stats", "verify", "publish orders --create x"])
+def test_what_is_no_url_of_a_store_is_wrong_usage(
+    command: str, url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["--url", url, *command.split()]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err[:7], err.count("\n")) == ("", "error: ", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_that_are_wrong_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", "/nope", "topics"]) == 2
+    assert "/nope (named by --config) cannot be read" in capsys.readouterr().err
+    (tmp_path / "penstock.toml").write_text("ulr = 'memory:'\n")
+    assert main(["topics"]) == 2
+    assert "there is no setting 'ulr' in penstock.toml; did you mean 'url'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("error", "code"), [(IntegrityError("damaged"), 3), (ZeroDivisionError("damaged"), 1)])
@@ -227,6 +274,105 @@ def test_output_that_cannot_be_written_is_a_failure_and_not_a_success() -> None:
     with Path("/dev/full").open("w") as full:
         done = penstock("version", stdout=full)
     assert (done.returncode, done.stderr) == (1, "error: [Errno 28] No space left on device\n")
+
+
+# --- streams that the caller has closed --------------------------------------------------------
+
+
+def in_a_shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Run `penstock …` by a shell, which alone can close a stream."""
+    program = f'penstock() {{ "{sys.executable}" -m penstock "$@"; }}; {command}'
+    return subprocess.run(["sh", "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--version",
+        "--help",
+        "version --help",
+        "version",
+        "version --json",
+        "config show",
+        "topics",
+        "top --once",
+        "publish orders more",
+        "publish orders more --json",
+        "publish other more --create",
+        "consume orders billing",
+        "subscriptions create orders other",
+    ],
+)
+def test_without_stdout_nothing_is_done_and_one_line_says_why(command: str) -> None:
+    assert main(["publish", "orders", "x", "--create"]) == 0
+    done = in_a_shell(f"penstock {command} >&-")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        1,
+        "",
+        "error: stdout is closed: there is nowhere to print to; >/dev/null takes what nobody wants\n",
+    )
+    left = in_a_shell("penstock topics --json; penstock subscriptions")
+    assert '"events": 1' in left.stdout
+    assert "other" not in left.stdout
+
+
+def test_an_application_runs_without_stdout_since_it_prints_nothing(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        dedent(
+            """
+            from penstock import Bus, Topic
+            bus = Bus("file:./penstock-data", topics=[orders := Topic("orders", bytes)])
+            @bus.subscriber(orders, "billing")
+            async def bill(data):
+                import os, signal
+                print("handled")
+                os.kill(os.getpid(), signal.SIGTERM)
+            """
+        )
+    )
+    assert main(["publish", "orders", "x", "--create"]) == 0
+    assert main(["subscriptions", "create", "orders", "billing"]) == 0
+    done = in_a_shell("penstock run shop:bus >&-")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "Error" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["publish nope x", "topics create more", "nope", "--url postgresql://a:b@c/d version"]
+)
+def test_without_stderr_talk_goes_nowhere_and_not_among_the_data(command: str) -> None:
+    assert main(["publish", "orders", "x", "--create"]) == 0
+    talking, silent = in_a_shell(f"penstock {command}"), in_a_shell(f"penstock {command} 2>&-")
+    assert talking.stderr != ""
+    assert (silent.returncode, silent.stdout) == (talking.returncode, talking.stdout)
+
+
+@pytest.mark.parametrize("options", ["--ndjson", "--cloudevents", "--file -", "--ndjson --file -"])
+def test_without_stdin_nothing_is_read_from_it_nor_made_for_it(options: str, tmp_path: Path) -> None:
+    done = in_a_shell(f"penstock publish orders --create {options} <&-")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: stdin is closed: there is nothing to read from\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_reads_nothing_needs_no_stdin() -> None:
+    assert main(["publish", "orders", "x", "--create"]) == 0
+    for command in ("publish orders y", "topics", "top --once --interval 0.1"):
+        done = in_a_shell(f"penstock {command} <&-")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="/proc: this system has none")
+def test_no_file_gets_the_place_of_a_stream_that_is_closed() -> None:
+    done = in_a_shell(
+        f"""'{sys.executable}' -c '
+import os
+from penstock.cli import main
+main(["version"])
+os.write(7, " ".join(os.readlink(f"/proc/self/fd/{{each}}") for each in range(3)).encode())
+' 7>&1 <&- >&- 2>&-"""
+    )
+    assert done.stdout == "/dev/null /dev/null /dev/null"
 
 
 # --- what is missing -------------------------------------------------------------------------
@@ -396,7 +542,7 @@ def test_config_show_says_where_each_value_came_from(
 
 
 def test_a_settings_file_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", "none.toml", "config", "show"]) == 1
+    assert main(["--config", "none.toml", "config", "show"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: none.toml (named by --config) cannot be read")

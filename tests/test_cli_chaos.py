@@ -146,6 +146,36 @@ def test_without_a_state_what_handlers_publish_is_compared(capsys: pytest.Captur
     assert "published bills penstock.untyped key" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("again", "kind"), [("True", "twice"), ("order.number not in done", "cut off and repeated")])
+def test_who_publishes_again_is_blamed_and_not_who_handles_that(
+    again: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_shop(
+        f"""
+        done = set()
+
+        @bus.subscriber(orders, "forwarding")
+        async def forward(order: Order) -> None:
+            if {again}:
+                await bus.publish(bills, b"%d" % order.number, key=order.customer)
+                await asyncio.sleep(0)
+                done.add(order.number)
+
+        @bus.subscriber(bills, "adding")
+        async def add(data: bytes) -> None:
+            seen[int(data)] = True
+        """
+    )
+    assert chaos(*SAMPLED, "--json", rounds=2) == 1
+    report = json.loads(capsys.readouterr().out)
+    verdicts = {each["handler"]: each["verdict"] for each in report["handlers"]}
+    assert verdicts == {"forward": "is not idempotent", "add": "no difference found"}
+    [finding] = report["findings"]
+    assert (finding["handler"], finding["event"], finding["origin"]) == ("forward", "orders/0@0", "sample 0")
+    assert finding["faults"][0]["kind"] == kind
+    assert "orders/0@0 of 'forwarding'" in finding["again"]
+
+
 def test_a_handler_that_fails_the_second_time_is_found_by_its_dead_letters(capsys: pytest.CaptureFixture[str]) -> None:
     write_shop(
         """
@@ -263,6 +293,13 @@ def test_copies_of_the_last_events_of_a_store_are_tried_and_the_store_stays_as_i
         ([GOOD], [*SAMPLED, "--timeout", "2m"], 2, "--timeout is 120 s"),
         (["\nbus = 7\n"], ["--sample", "shop:sample"], 2, "is a int, not a Bus"),
         (["\nraise ZeroDivisionError('at import')\n"], [*SAMPLED], 1, "has raised: ZeroDivisionError: at import"),
+        (
+            ["\nraise type('Evil\\x1b[31m\\nX', (Exception,), {})('\\x1b[2J')\n"],
+            SAMPLED, 1, r"has raised: Evil\x1b[31m X: \x1b[2J",
+        ),
+        (["\nimport sys; sys.exit(3)\n"], SAMPLED, 1, "the code of shop:bus has raised: SystemExit: 3"),
+        ([GOOD], ["--sample", ".shop:sample"], 2, "'.shop' is no module"),
+        ([GOOD], [*SAMPLED, "--reset", "shop..x:reset"], 2, "'shop..x' is no module"),
         (["\nimport os; os._exit(3)\n"], [*SAMPLED], 1, "has ended by itself"),
         (
             [GOOD, "\nimport uuid\ndef state(): return {'id': str(uuid.uuid4())}\n"],
@@ -279,6 +316,7 @@ def test_what_cannot_be_tried_is_said_in_a_line(
     assert said in printed.err
     assert told == (1 if "has raised" in said else code)
     assert printed.out == ""
+    assert "\x1b" not in printed.err
 
 
 def test_a_handler_that_hangs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,6 +410,34 @@ def test_a_culprit_that_is_known_is_left_out_when_others_are_looked_for() -> Non
     ]
     assert (5, [("t", "one")]) in asked
     assert search.runs == len(asked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "again", "blamed"),
+    [
+        # What was in hand came again, though not the event whose commit had no answer.
+        (Kind.COMMIT_UNANSWERED, [Place("another", "out", 0, 7), Place("one", "t", 0, 0)], "t/0@0"),
+        # Only what was published again was handled again.
+        (Kind.SLOW, [Place("another", "out", 0, 7)], "t/0@1"),
+        # A commit of several subscriptions had no answer, and one of them had something in hand.
+        (Kind.COMMIT_UNANSWERED, [Place("another", "out", 0, 7), Place("third", "t", 0, 0)], "t/0@0"),
+    ],
+)
+def test_who_handles_what_a_fault_has_published_is_the_last_to_be_blamed(
+    kind: Kind, again: list[Place], blamed: str
+) -> None:
+    fault = Fault(kind=kind, topic="t", partition=0, offset=1, subscription="one")
+    calm = [Tally(Place(name, "t", 0, offset), name, 1) for name in ("one", "third") for offset in (0, 1)]
+
+    def run(told: list[Fault] | int, without: Any, /) -> Effects:
+        hit = [fault] if told in (5, [fault]) else []
+        handled = calm + [Tally(place, place.subscription, 2) for place in again if hit]
+        return Effects(state=len(hit), handled=handled, faults=hit)
+
+    found = Search(run)._chaotic(5)
+    assert found is not None
+    assert found.event == blamed
+    assert found.subscription == next((place.subscription for place in again if str(place) == blamed), "one")
 
 
 def test_differences_name_the_place_and_are_bounded() -> None:

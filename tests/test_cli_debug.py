@@ -88,6 +88,12 @@ async def decorated(order: bytes) -> None:
     tell("inside")
 
 
+@bus.subscriber(orders, "quoting")
+def quote(order: bytes) -> None:
+    evil = "\\x1b]0;pwned\\x07"
+    raise type("Evil\\x1b[31m\\nX", (Exception,), {})(evil + order.decode())
+
+
 also = Topic("also", bytes)
 
 
@@ -186,6 +192,16 @@ def test_what_a_handler_raises_is_shown_with_its_outcome_and_changes_nothing(
     assert f"in {function}" in done.stderr
     assert "debug.py" not in done.stderr
     assert state() == before
+
+
+def test_what_a_handler_raises_cannot_speak_to_the_terminal(shop: int) -> None:
+    done = debug("quoting", "--no-pdb", offset=1, partition=shop)
+    assert done.returncode == 1
+    assert "\x1b" not in done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        r"failed: it would be tried again, as the policy says (Evil\x1b[31m X: \x1b]0;pwned\x07ada-bad)"
+    ]
+    assert "in quote\n    raise type(" in done.stderr
 
 
 def test_whatever_is_said_of_the_delivery_is_inert_and_says_so(shop: int, tmp_path: Path) -> None:
@@ -376,6 +392,21 @@ def test_after_an_error_the_debugger_is_where_it_was_raised(name: str, raised: s
     code, seen = terminal.ends()
     assert code == 1
     assert "would be" in seen
+
+
+def test_no_error_can_speak_to_the_terminal_through_the_debugger(shop: int) -> None:
+    terminal = at_terminal("quoting", offset=1, partition=shop)
+    lines = ("n", "n", "evil + 1", "raise Evil", "c", "q")
+    _, _, stepped, caught, unknown, mortem = [terminal.types(line) for line in lines]
+    assert r"X: \x1b]0;pwned\x07ada-bad" in stepped  # as the debugger tells what is raised
+    assert "can only concatenate" in caught
+    assert "*** NameError" in unknown
+    assert "post mortem" in mortem
+    code, end = terminal.ends()
+    assert code == 1
+    told = stepped + caught + unknown + mortem + end
+    assert "\x1b" not in told
+    assert "\x07" not in told
 
 
 def test_a_handler_that_is_left_in_the_debugger_has_no_outcome(shop: int, tmp_path: Path) -> None:

@@ -376,7 +376,9 @@ def test_what_was_marked_is_replayed_by_its_job_and_nothing_else(run: Run) -> No
     assert found == {
         "topic": "orders", "name": "billing", "done": True, "job": job, "matched": 2, "replayed": 2, "samples": [],
     }  # fmt: skip
-    assert document(run("dlq", "replay", "orders", "billing", "--job", job, "--yes", "--json"))["matched"] == 0
+    again = run("dlq", "replay", "orders", "billing", "--job", job, "--yes", "--json")
+    assert (document(again)["matched"], again.code) == (0, 0)
+    assert again.err.startswith(f"no dead letters are marked for job {job!r}: all of it was delivered again already")
     assert [offset for (_, offset), state in states().items() if state == "dead"] == [2, 3, 8]
 
 
@@ -384,7 +386,14 @@ def test_what_was_marked_is_replayed_by_its_job_and_nothing_else(run: Run) -> No
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--rate 0 --yes", "--rate is how many events a second"),
+        *(
+            (f"--rate {rate}{how}", "must be above 0 and at most 1,000,000 events a second")
+            for rate in ("0", "-1", "nan", "inf", "2000000")
+            for how in ("", " --yes", " --mark", " --job a --yes")
+        ),
+        ("--offset 9223372036854775808", "is no offset"),
+        ("--offset 9223372036854775807 --yes", "is no offset"),
+        ("--offset -1 --yes", "is no offset"),
         ("--mark --yes", "--mark only marks them"),
         ("--job a --error KeyError --yes", "a `job` or a filter"),
         ("--since yesterday", "is no time"),
@@ -392,11 +401,47 @@ def test_what_was_marked_is_replayed_by_its_job_and_nothing_else(run: Run) -> No
     ],
 )
 def test_wrong_options_are_usage_errors_and_change_nothing(options: str, said: str, run: Run) -> None:
+    job = run("dlq", "replay", "orders", "billing", "--mark").out.strip()
     before = states()
     done = run("dlq", "replay", "orders", "billing", *options.split())
     assert (done.code, done.out) == (2, "")
     assert said in done.err
+    assert "brings" not in done.err
     assert states() == before
+    # Nothing was taken from the job of somebody else.
+    assert run("dlq", "replay", "orders", "billing", "--job", job, "--yes").out.startswith("4 of 4 ")
+
+
+@pytest.mark.usefixtures("parked")
+@pytest.mark.parametrize("command", ["ls", "groups", "purge", "purge --yes"])
+def test_what_can_be_no_offset_is_a_usage_error(command: str, run: Run) -> None:
+    before = states()
+    done = run("dlq", *command.split(), "orders", "billing", "--offset", "9223372036854775808")
+    assert (done.code, done.out) == (2, "")
+    assert "'9223372036854775808' is no offset" in done.err
+    last = run("dlq", *command.split(), "orders", "billing", "--offset", "9223372036854775806")
+    assert last.code == (2 if command == "purge" else 0)
+    assert states() == before
+
+
+@pytest.mark.usefixtures("parked")
+@pytest.mark.parametrize("options", [[], ["--yes"], ["--yes", "--json"]], ids=" ".join)
+def test_what_is_no_name_of_a_job_is_an_error(options: list[str], run: Run) -> None:
+    done = run("dlq", "replay", "orders", "billing", "--job", "typo", *options)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "error: no dead letters are marked for job 'typo', and no job has such a name: `--mark` prints it\n"
+    )
+
+
+@pytest.mark.usefixtures("parked")
+@pytest.mark.parametrize("job", ["replay-20260131T120000-0123abcd", "redrive-20260131T120000-17-0123abcd"])
+def test_a_job_that_may_be_done_is_told_to_have_nothing_left_and_is_no_error(job: str, run: Run) -> None:
+    done = run("dlq", "replay", "orders", "billing", "--job", job, "--yes")
+    assert (done.code, done.out) == (0, "0 of 0 dead letters are delivered again\n")
+    assert f"no dead letters are marked for job {job!r}" in done.err
+    assert run("dlq", "replay", "orders", "billing", "--job", job).code == 2
+    assert run("dlq", "replay", "orders", "billing", "--job", job[:-1], "--yes").code == 1
 
 
 # --- purge ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from tests.running import Running, is_alive, told, wait_for, write_application
 from tests.test_cli import penstock
 
 from penstock import Bus, Topic
+from penstock.cli.run import log_to_stderr
 from penstock.rows import ParkedFilter
 from penstock.stores import open_store
 
@@ -240,6 +242,10 @@ WRONG = {
     "none at all": ("json", 2, "module 'json' has no bus: write bus = Bus(…) there"),
     "nothing to run": ("shop:empty", 2, "shop:empty has nothing to run: declare handlers with @bus.subscriber"),
     "a file": ("shop.py:bus", 2, "'shop.py' is a file: name its module, such as shop:bus"),
+    "relative": ("..shop:bus", 2, "'..shop' is no module: write its whole name, such as shop.events"),
+    "a gap": ("shop..events:bus", 2, "'shop..events' is no module"),
+    "no syntax": ("unreadable:bus", 1, "importing 'unreadable' failed: SyntaxError: invalid syntax, at "),
+    "speaking": ("speaking:bus", 1, r"importing 'speaking' failed: Evil\x1b[31m X: \x1b[2J, at "),
     "half": ("shop:", 2, "'shop:' is no bus: write module:name"),
     "broken": ("broken:bus", 1, "importing 'broken' failed: ZeroDivisionError: division by zero, at "),
     "lacking": ("lacking:bus", 1, "importing 'lacking' failed: ModuleNotFoundError: No module named 'no_such_thing'"),
@@ -265,6 +271,8 @@ def test_what_cannot_be_run_is_told_in_one_line(target: str, code: int, message:
         file.write("\n".join(line[8:] for line in more.splitlines()))
     (tmp_path / "broken.py").write_text("1 / 0\n")
     (tmp_path / "lacking.py").write_text("import no_such_thing\n")
+    (tmp_path / "unreadable.py").write_text("def f(:\n")
+    (tmp_path / "speaking.py").write_text('raise type("Evil\\x1b[31m\\nX", (Exception,), {})("\\x1b[2J")\n')
     write_application(tmp_path, "@bus.subscriber(orders, 'billing')\ndef bill(a, b, c): ...\n", "wrong")
     classes = "import penstock\nfrom dataclasses import dataclass\n" + "".join(
         f"\n@penstock.event('{name.lower()}')\n@dataclass\nclass {name}:\n    x: int\n" for name in "AB"
@@ -275,6 +283,85 @@ def test_what_cannot_be_run_is_told_in_one_line(target: str, code: int, message:
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(f"error: {message}") or message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_place_of_a_syntax_error_is_the_line_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "unreadable.py").write_text("x = 1\n\ndef f(:\n")
+    (tmp_path / "importing.py").write_text("from unreadable import x\n")
+    (tmp_path / "evaluating.py").write_text("\neval('1 +')\n")
+    (tmp_path / "zeros.py").write_text("x = 1\0\n")
+    for module, place in {
+        "unreadable": f"invalid syntax, at {tmp_path}/unreadable.py:3 (`penstock --debug",
+        "importing": f"invalid syntax, at {tmp_path}/unreadable.py:3 (`penstock --debug",
+        "evaluating": f"invalid syntax, at {tmp_path}/evaluating.py:2 (`penstock --debug",
+        "zeros": "source code string cannot contain null bytes (`penstock --debug",
+    }.items():
+        done = penstock("run", f"{module}:bus")
+        assert done.returncode == 1
+        assert f"failed: SyntaxError: {place}" in done.stderr
+
+
+@pytest.mark.parametrize("url", ["bogus:", "/tmp", "memory:x"])
+def test_a_url_of_no_store_is_wrong_usage_before_any_code_of_the_application_runs(url: str, tmp_path: Path) -> None:
+    write_application(tmp_path, "tell('imported')\n" + HANDLING)
+    (tmp_path / "mine.toml").write_text(f"url = {url!r}\n")
+    for argv in (["--url", url], ["--config", "mine.toml"]):
+        done = penstock(*argv, "run", "shop:bus")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert url in done.stderr
+    assert told(tmp_path, "imported") == []
+
+
+def test_wrong_settings_end_what_is_run_with_2_but_a_worker_is_tried_again(tmp_path: Path) -> None:
+    write_application(tmp_path, HANDLING)
+    (tmp_path / "penstock.toml").write_text("ulr = 'memory:'\n")
+    for argv, code in {(): 2, ("--workers", "2"): 2, ("--worker", "2"): 1}.items():
+        done = penstock("run", "shop:bus", *argv)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert done.stderr == "error: there is no setting 'ulr' in penstock.toml; did you mean 'url'?\n", argv
+
+
+SPEAKING = """
+Evil = type("Evil\\x1b[31m\\nX", (Exception,), {})
+
+@bus.subscriber(orders, "billing")
+async def bill(order: bytes) -> None:
+    raise Evil(order.decode())
+"""
+
+
+def test_no_payload_can_speak_to_the_terminal_through_the_log(tmp_path: Path, start: Start) -> None:
+    write_application(tmp_path, SPEAKING)
+    publish("ada-\x1b]0;pwned\x07")
+    running = start("shop:bus", "--log-level", "debug")
+    running.says(r"ada-\x1b]0;pwned\x07")
+    running.signal()
+    assert running.ends() == 0
+    assert "\x1b" not in running.talk
+    assert "\x07" not in running.talk
+    # A record is one line, and its traceback is below it as ever.
+    assert [line for line in running.talk.splitlines() if " INFO " in line and r"Evil\x1b[31m\nX" in line]
+    assert "\nTraceback (most recent call last):\n" in running.talk
+    assert ", in bill\n    raise Evil(order.decode())\n" in running.talk
+
+
+def test_a_traceback_that_another_handler_has_formatted_is_escaped_all_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = logging.Logger("a root")
+    monkeypatch.setattr(logging, "root", root)
+    monkeypatch.setattr(logging, "getLogger", lambda _name=None: root)
+    log_to_stderr("info")
+    error = ValueError("\x1b[2J")
+    about = (ValueError, error, None)
+    record = root.makeRecord("a", logging.INFO, "f", 1, "two\nlines\x07", (), about, sinfo="at\n\x1b")
+    logging.Formatter().format(record)
+    root.handle(record)
+    err = capsys.readouterr().err
+    assert r" INFO a: two\nlines\x07" in err
+    assert err.endswith("ValueError: \\x1b[2J\nat\n\\x1b\n")
+    assert record.exc_text is not None
+    assert "\x1b" in record.exc_text
 
 
 def test_the_traceback_of_an_application_is_shown_with_debug(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from rich.cells import cell_len
 from tests.test_cli import penstock
 
 from penstock.cli import main, output
@@ -377,6 +378,7 @@ def test_what_read_prints_can_be_published_again_and_gets_positions_of_its_own(r
         "--cloudevents --key k",
         "--cloudevents --header a=b",
         "x --header a",
+        "x --header a=1 --header a=2",
         "x --ttl soon",
         "x --delay 1 --at 2030-01-01T00:00:00Z",
         "x --at tomorrow",
@@ -396,6 +398,29 @@ def test_nothing_is_created_for_events_that_cannot_be(arguments: str, run: Run) 
     done = run("publish", "--create", *arguments.split(" "))
     assert (done.code, done.out) == (2, "")
     assert not Path("penstock-data").exists()
+
+
+@pytest.mark.parametrize("options", ["", "--ndjson", "--cloudevents"])
+@pytest.mark.parametrize("file", ["nope", "."], ids=["missing", "directory"])
+def test_nothing_is_created_for_a_file_that_cannot_be_read(file: str, options: str, run: Run) -> None:
+    done = run("publish", "orders", "--create", "--file", file, *options.split())
+    assert (done.code, done.out) == (1, "")
+    assert file in done.err
+    assert not Path("penstock-data").exists()
+    # Nor is a topic made in a store that is there.
+    run("topics", "create", "visits")
+    assert run("publish", "orders", "--create", "--file", file, *options.split()).code == 1
+    assert [each["name"] for each in json.loads(run("topics", "--json").out)["topics"]] == ["visits"]
+
+
+@pytest.mark.parametrize("options", ["", "--ndjson"])
+def test_a_pipe_that_has_a_name_is_opened_once(options: str, run: Run) -> None:
+    os.mkfifo("pipe")
+    with subprocess.Popen(["sh", "-c", "exec >pipe; echo 1; sleep 0.2; echo 2"]) as writer:
+        assert run("publish", "orders", "--create", "--file", "pipe", *options.split()).code == 0
+    assert writer.returncode == 0
+    events = [line.split()[-1] for line in run("read", "orders").out.splitlines()]
+    assert events == (["1", "2"] if options else [r"1\n2\n"])
 
 
 def test_an_unknown_outcome_is_cleared_by_sending_again_without_a_duplicate(
@@ -526,7 +551,11 @@ def test_trim_shows_what_would_go_and_removes_it_only_with_yes(run: Run) -> None
     trimmed = run("read", "orders", "--from", "0")
     assert trimmed.code == 1
     assert "was trimmed" in trimmed.err
-    assert run("trim", "orders", "--before", "9", "--yes").code == 1
+    publish_one_by_one(run, "d")
+    for options in ([], ["--yes"]):  # it is not shown either what would be refused
+        beyond = run("trim", "orders", "--before", "9", *options)
+        assert (beyond.code, beyond.out) == (1, "")
+        assert "offset 9 is beyond the end; the log holds [3, 4)" in beyond.err
 
 
 def test_trim_names_the_subscription_that_is_in_the_way_and_needs_force(run: Run) -> None:
@@ -540,6 +569,9 @@ def test_trim_names_the_subscription_that_is_in_the_way_and_needs_force(run: Run
     refused = run("trim", "orders", "--before", "3", "--yes")
     assert (refused.code, refused.out) == (1, "")
     assert "'billing'" in refused.err
+    assert refused.err.endswith("; --force removes them all the same\n")
+    forced = run("trim", "orders", "--before", "3", "--force")
+    assert forced.out.splitlines()[-1].split() == ["billing", "1", "no,", "but", "by", "--force"]
     assert run("trim", "orders", "--before", "3", "--yes", "--force").code == 0
     assert "billing" in run("topics", "delete", "orders").out
 
@@ -865,6 +897,28 @@ def test_on_a_terminal_a_line_is_cut_to_its_width(run: Run, monkeypatch: pytest.
     (line,) = run("read", "orders").out.splitlines()
     assert len(line) == 80
     assert line.endswith("x…")
+
+
+@pytest.mark.parametrize("text", ["統計" * 100, "x" + "統計" * 100, "é" * 500, "e\u0301" * 500, "☃️🙂" * 100])
+def test_a_line_is_cut_by_the_cells_that_it_takes_and_not_by_its_characters(
+    text: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_one_by_one(run, text, text[:2])
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    long, short = run("read", "orders").out.splitlines()
+    assert cell_len(long) in {79, 80}  # half of a wide character cannot be seen
+    assert long.endswith("…")
+    assert short.endswith(text[:2])
+
+
+def test_what_just_fits_is_not_cut(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_one_by_one(run, "統計" * 4)
+    width = cell_len(run("read", "orders").out.rstrip())
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for columns, end in ((width, "統計\n"), (width - 1, "…\n")):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert run("read", "orders").out.endswith(end)
 
 
 # --- the guide -----------------------------------------------------------------------------------

@@ -232,8 +232,7 @@ class DeadLetters:
         * `job`: instead of a filter, what was marked before and is not back yet: by a dry run, or by a replay that was
           cut off. A letter is marked by the last replay that was asked for it.
         """
-        if rate is not None and not 0 < rate <= RATE_MAX:
-            raise UsageError(f"rate is {rate!r}, it must be above 0 and at most {RATE_MAX:,.0f} events a second")
+        check_rate(rate)
         info = await self._found(topic, name)
         if job is None:
             job = f"replay-{us_to_datetime(self._clock.time_us()):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
@@ -339,6 +338,12 @@ class _Group:
             message=self._message,
             sample=Position(topic, *self._sample),
         )
+
+
+def check_rate(rate: float | None) -> None:
+    """Raise `UsageError` if nothing can be brought back at this rate, in events a second."""
+    if rate is not None and not 0 < rate <= RATE_MAX:
+        raise UsageError(f"rate is {rate!r}, it must be above 0 and at most {RATE_MAX:,.0f} events a second")
 
 
 def _marked(info: TopicInfo, name: str, states: Iterable[ParkedState], job: str) -> ParkedFilter:

@@ -5,12 +5,15 @@ stderr, and raises what goes wrong; all endings are decided here:
 
     0    fine
     1    failed: any other `PenstockError`, a file that cannot be used, an error nobody expected
-    2    usage: wrong arguments, and `UsageError`
+    2    usage: wrong arguments, `UsageError`, and settings that are wrong: `SettingsError`
     3    an integrity problem: `IntegrityError`
     130  interrupted from the keyboard
     141  whoever read the output went away, as in `penstock … | head`
 
-An error is one line, `error: …`, on stderr. A traceback is shown with `--debug` only.
+An error is one line, `error: …`, on stderr, with control characters escaped: it may quote what others have written.
+A traceback is shown with `--debug` only.
+
+Without a stdout, as after `>&-`, no command does anything that would have to be printed.
 """
 
 from __future__ import annotations
@@ -18,11 +21,10 @@ from __future__ import annotations
 import io
 import os
 import sys
-import traceback
 from functools import cache
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.main import get_command
@@ -57,18 +59,22 @@ from penstock.cli import (
     verify,
     version,
 )
-from penstock.cli.output import say
+from penstock.cli.application import shown_lines, shown_trace
+from penstock.cli.output import say, shown_text
 from penstock.cli.run import run as run_application
 from penstock.cli.session import Session
-from penstock.errors import IntegrityError, PenstockError, UsageError
+from penstock.errors import IntegrityError, PenstockError, SettingsError, SparkUnavailable, UsageError
 from penstock.settings import redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROGRAM = "penstock"
+STDERR = 2
 READER_GONE = 141  # 128 + SIGPIPE, as shells count it
 MESSAGE_MAX = 500
+NO_STDOUT = "stdout is closed: there is nowhere to print to; >/dev/null takes what nobody wants"
+NO_STDIN = "stdin is closed: there is nothing to read from"
 
 # Help is plain text: rich would frame it even in a pipe, and its import doubles the time of every start.
 app = typer.Typer(
@@ -138,6 +144,11 @@ def root(
     """Penstock, a reliable event bus."""
     session = context.ensure_object(Session)
     session.url, session.config, session.debug = url, config, debug
+    if sys.stdout is None:
+        # A service prints nothing, and some are started like that; what its handlers print goes nowhere, as it did.
+        if context.invoked_subcommand != "run":
+            raise PenstockError(NO_STDOUT)
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - for the rest of the process
     if url is not None and redact_url(url) != url:
         say("warning: other users can see the password in --url: name a file in PENSTOCK_URL_FILE instead")
     if context.invoked_subcommand is None:
@@ -146,11 +157,14 @@ def root(
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv`, or in this process's arguments, and return its exit code."""
+    _stand_in_for_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A path may hold bytes that are no text; showing them escaped is better than failing.
         sys.stdout.reconfigure(errors="backslashreplace")
     session = Session()
     code = _run_to_its_end(argv, session)
+    if sys.stdout is None:  # and yet it went well: help was asked for, or the version
+        return code or _report(PenstockError(NO_STDOUT), session)
     try:
         # Now, because at the interpreter's end it is too late to report what goes wrong.
         sys.stdout.flush()
@@ -159,6 +173,29 @@ def run(argv: Sequence[str] | None = None) -> int:
         # Else Python would try again at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
+
+
+def _stand_in_for_closed_streams() -> None:
+    """Let nothing else get the place of a standard stream that the caller has closed: no data, no talk, and no file."""
+    # Else the next file that is opened gets its number, and what a child or a C library writes there ends in a store.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stdin is None:
+        sys.stdin = _ClosedStdin()
+    if sys.stderr is None:  # `print` would take stdout for it
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - for the rest of the process
+
+
+class _ClosedStdin(io.TextIOWrapper):
+    """Stands in for a stdin that is closed: it is no terminal, and whoever is about to read from it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+
+    @property
+    def buffer(self) -> NoReturn:
+        raise OSError(NO_STDIN)
 
 
 def _run_to_its_end(argv: Sequence[str] | None, session: Session) -> int:
@@ -193,20 +230,23 @@ def _command() -> Any:
 
 def _report(error: Exception, session: Session) -> int:
     if session.debug:
-        traceback.print_exception(error)
+        say(shown_trace(error, error.__traceback__).removesuffix("\n"))
     if isinstance(error, PenstockError | OSError):
-        say(f"error: {error}")
+        # What to install takes several lines to say.
+        shown = shown_lines if isinstance(error, SparkUnavailable) else shown_text
+        say(shown(f"error: {error}"))
     else:
         # What others say may be long, run over many lines, and quote a URL with its password.
         message = redact_url(" ".join(str(error).split())[:MESSAGE_MAX])
-        say(f"error: unexpected {type(error).__name__}: {message} (`{PROGRAM} --debug` shows the traceback)")
+        what = shown_text(f"{type(error).__name__}: {message}")
+        say(f"error: unexpected {what} (`{PROGRAM} --debug` shows the traceback)")
     return exit_code(error)
 
 
 def exit_code(error: Exception) -> int:
     """Return the code to exit with when a command raised this."""
     match error:
-        case UsageError():
+        case UsageError() | SettingsError():
             return 2
         case IntegrityError():
             return 3

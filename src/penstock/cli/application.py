@@ -5,26 +5,30 @@
   anything.
 * The bus decides which store it uses, unless `--url` or `--config` was given: then these do.
 * Importing runs the application's own code. What goes wrong there is told in one line, with the place.
+* What an application raises may quote payloads. Wherever it is printed its control characters are escaped.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import pkgutil
+import re
 import sys
 import traceback
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.output import shown_text
+from penstock.cli.session import check_url
 from penstock.errors import PenstockError, UsageError, did_you_mean
 from penstock.settings import redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
+    from types import ModuleType, TracebackType
 
     from penstock.bus.bus import Bus
     from penstock.cli.session import Session
@@ -43,19 +47,31 @@ def find_bus(target: str, session: Session) -> Bus:
     if name.endswith(".py") or "/" in name:
         meant = ".".join(Path(name.removesuffix(".py")).parts)
         raise UsageError(f"{name!r} is a file: name its module, such as {meant}:{path or 'bus'}")
+    check_module(name)
     directory = str(Path.cwd())
     if directory not in sys.path:
         sys.path.insert(0, directory)
+    # What is wrong with these is told before any code of the application's runs.
+    settings = None if session.config is None else session.resolve().settings
+    url = session.url if settings is None else settings.url
+    if url is not None:
+        check_url(url)
     module = _imported(name)
     bus = _named(module, path) if path else _only(module)
     if session.url is not None or session.config is not None:
-        bus.configure(url=session.url, settings=None if session.config is None else session.resolve().settings)
+        bus.configure(url=session.url, settings=settings)
     return bus
+
+
+def check_module(name: str) -> None:
+    """Raise `UsageError` if no module can have this name, as one that is relative to nothing."""
+    if not all(name.split(".")):
+        raise UsageError(f"{name!r} is no module: write its whole name, such as shop.events")
 
 
 def _imported(name: str) -> ModuleType:
     try:
-        return import_module(name)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _failure(f"importing {name!r}", error) from error
@@ -132,9 +148,40 @@ def _described(value: Any) -> str:
 
 def _failure(doing: str, error: BaseException) -> PenstockError:
     """Return what an application raised as one line: what, and where."""
-    message = redact_url(" ".join(str(error).split())[:MESSAGE_MAX])
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    # Of a syntax error `str` would tell the name of the file once more, without its directory.
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    place = _place(error)
     return PenstockError(
-        f"{doing} failed: {type(error).__name__}: {message}{place} (`penstock --debug …` shows the traceback)"
+        f"{doing} failed: {one_line(type(error).__name__, message)}{place and f', at {shown_text(place)}'} "
+        f"(`penstock --debug …` shows the traceback)"
     )
+
+
+def _place(error: BaseException) -> str:
+    """Return the line of the application where this was raised; empty if none of its code has run."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno and not error.filename.startswith("<"):
+        return f"{error.filename}:{error.lineno}"  # nothing of that file is in the traceback: it has never run
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if each.filename not in {__file__, importlib.__file__} and not each.filename.startswith("<frozen importlib")
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+# --- what an application raised, as a terminal may have it ------------------------------------
+
+
+def one_line(kind: str, message: str) -> str:
+    """Return the type of an error and its message, shortened: one line, without passwords of URLs."""
+    return shown_text(f"{' '.join(kind.split())}: {redact_url(' '.join(message.split())[:MESSAGE_MAX])}")
+
+
+def shown_lines(text: str) -> str:
+    """Return text of several lines, with everything escaped that is not printed as it stands, but tabs."""
+    return "".join(part if part in {"\n", "\t"} else shown_text(part) for part in re.split(r"([\n\t])", text))
+
+
+def shown_trace(error: BaseException, trace: TracebackType | None) -> str:
+    """Return an error with its traceback, ready to be printed."""
+    return shown_lines("".join(traceback.format_exception(type(error), error, trace)))

@@ -77,6 +77,16 @@ def spot(text: str) -> Spot:
     return Spot(position.offset, position)
 
 
+def offset(text: str) -> int:
+    """Return an offset: a whole number that one can have."""
+    from penstock.offsets import OFFSET_END  # the same
+
+    # By its length first: Python refuses to read a number of thousands of digits.
+    if not re.fullmatch(r"[0-9]{1,30}", text) or int(text) >= OFFSET_END:
+        raise typer.BadParameter(f"{text!r} is no offset: it is a whole number, at most {OFFSET_END - 1}")
+    return int(text)
+
+
 def header(text: str) -> tuple[str, str]:
     """Return the name and the value of `name=value`."""
     name, equals, value = text.partition("=")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from penstock.cli.application import check_module, one_line
 from penstock.cli.arguments import duration
 from penstock.cli.output import Json, print_json, print_table, say, shown_text
 from penstock.cli.session import Session
@@ -73,6 +74,7 @@ def chaos(
 
     if sum(source is not None for source in (file, sample, from_topic)) != 1:
         raise UsageError("events come from one of --input, --sample and --from-topic: give one of them")
+    _check_names(bus, sample, state, reset)
     limit = trials.TIMEOUT_SECONDS if timeout is None else timeout
     if not 0 < limit <= TIMEOUT_SECONDS_MAX:
         raise UsageError(f"--timeout is {limit:g} s; it must be more than 0 and at most {TIMEOUT_SECONDS_MAX:g}")
@@ -102,6 +104,13 @@ def chaos(
         raise typer.Exit(1)
 
 
+def _check_names(*targets: str | None) -> None:
+    """Raise `UsageError` for what can be in no module; that there is a name at all is seen to where it is looked up."""
+    for target in targets:
+        if target and (module := target.partition(":")[0]):
+            check_module(module)
+
+
 class _Application:
     """The application, in processes of its own."""
 
@@ -110,20 +119,25 @@ class _Application:
         self._bus = bus
 
     def _ask(self, program: Callable[..., None], decode: Callable[[bytes], Any], **arguments: Any) -> Any:
+        from penstock.testing.campaigns.zygote import Crashed
         from penstock.testing.worlds.trials import ANSWER
 
         child = self._zygote.start(program, **arguments)
         try:
-            answer = ANSWER.decode(child.hear())
+            heard = child.hear()
         except EOFError:
             raise PenstockError(f"the process that runs {self._bus} has ended by itself: stderr may say why") from None
         finally:
             child.kill()
             child.connection.close()
+        if isinstance(heard, Crashed):  # by what is no `Exception`, such as `sys.exit()`
+            kind, _, message = heard.trace.rstrip().rpartition("\n")[2].partition(": ")
+            raise PenstockError(f"the code of {self._bus} has raised: {one_line(kind, message)}")
+        answer = ANSWER.decode(heard)
         if answer.usage:
             raise UsageError(answer.usage)
         if answer.trace:
-            raise PenstockError(f"the code of {self._bus} has raised: {answer.trace}")
+            raise PenstockError(f"the code of {self._bus} has raised: {one_line(*answer.trace.split(': ', 1))}")
         return decode(answer.value)
 
     def described(self) -> list[Declared]:

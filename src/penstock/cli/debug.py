@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-import traceback
 from bdb import BdbQuit
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.application import Target, find_bus
+from penstock.cli.application import Target, find_bus, shown_lines, shown_trace
 from penstock.cli.arguments import Spot, spot
 from penstock.cli.output import say, shown_text
 from penstock.cli.session import Session, find_topic, opened_store
@@ -27,6 +26,7 @@ from penstock.errors import DecodeError, FutureVersion, GapFound, PenstockError,
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pdb import Pdb
     from types import CodeType, FrameType, TracebackType
 
     from penstock.batch import StoredEvent
@@ -178,7 +178,7 @@ def _tried(bus: Bus, handler: Handler, delivery: TrialDelivery[Any], *, with_pdb
         return False
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is its verdict
         trace = _from_handler(error.__traceback__, code)
-        traceback.print_exception(type(error), error, trace)
+        say(shown_trace(error, trace).removesuffix("\n"))
         if with_pdb and trace is not None:
             _post_mortem(trace)
         print(_verdict(error))
@@ -201,10 +201,8 @@ def _call(bus: Bus, handler: Handler, arguments: tuple[Any, ...], stop_in: CodeT
     if stop_in is None:
         call()
         return
-    from pdb import Pdb
-
     # Whoever steps past the handler's end wants its outcome, and not to see who has called it.
-    debugger = Pdb(skip=[__name__, "asyncio", "asyncio.*"])
+    debugger = _debugger(skip=[__name__, "asyncio", "asyncio.*"])
 
     def stop_there(frame: FrameType, event: str, _: Any) -> Any:
         if event != "call" or frame.f_code is not stop_in:
@@ -228,17 +226,32 @@ def _from_handler(trace: TracebackType | None, code: CodeType | None) -> Traceba
 
 
 def _post_mortem(trace: TracebackType) -> None:
-    from pdb import post_mortem
-
     say("post mortem: `q` leaves")
-    post_mortem(trace)
+    debugger = _debugger()
+    debugger.reset()
+    debugger.interaction(None, trace)
+
+
+def _debugger(**options: Any) -> Pdb:
+    from pdb import Pdb
+
+    class Debugger(Pdb):
+        """Says what is raised, and the values that are asked for, with their control characters escaped."""
+
+        def message(self, msg: str) -> None:
+            super().message(shown_lines(str(msg)))
+
+        def error(self, msg: str) -> None:
+            super().error(shown_lines(str(msg)))
+
+    return Debugger(**options)
 
 
 def _verdict(error: BaseException) -> str:
     """Return what would have become of an event whose handler raised this."""
     from penstock.bus.verdicts import Reject, RetryLater
 
-    what = f"{type(error).__name__}: {shown_text(' '.join(str(error).split()))}".rstrip(": ")
+    what = shown_text(" ".join(f"{type(error).__name__}: {error}".split())).rstrip(": ")
     match error:
         case Reject():
             return f"rejected: it would become a dead letter at once ({what})"

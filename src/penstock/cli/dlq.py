@@ -6,18 +6,20 @@ Nothing here needs a consumer to run. What a filter matches is meant as a whole,
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Unpack, cast
 
 import typer
 
+from penstock.cli import arguments
 from penstock.cli.arguments import Spot, moment, spot
 from penstock.cli.letters import cloud_event, document_of, group_document, print_groups, print_letter, print_letters
 from penstock.cli.output import Json, Yes, print_json, print_table, say, shown_text, shown_time
 from penstock.cli.session import Session, find_topic
 from penstock.cli.subscriptions import Name, TopicName, find_subscription, still_there
-from penstock.errors import UsageError
+from penstock.errors import PenstockError, UsageError
 
 if TYPE_CHECKING:
     from penstock.bus.dead_letters import DeadLetters
@@ -30,6 +32,8 @@ R = TypeVar("R")
 
 app = typer.Typer(help="Look at dead letters; replay or remove them.", no_args_is_help=True)
 
+JOB = re.compile(r"(replay-[0-9]{8}T[0-9]{6}|redrive-[0-9]{8}T[0-9]{6}-[0-9]+)-[0-9a-f]{8}")
+"""The names of jobs, as a replay makes them and as `penstock pipeline redrive` does."""
 SAMPLES = 5
 ERRORS_SHOWN = 3
 
@@ -37,7 +41,9 @@ Error = Annotated[str | None, typer.Option(metavar="TYPE", help="Of this type of
 Fingerprint = Annotated[str | None, typer.Option(metavar="HEX", help="Of this cause, as `groups` shows it.")]
 Contains = Annotated[str | None, typer.Option(metavar="TEXT", help="Whose error message contains this.")]
 InPartition = Annotated[int | None, typer.Option(min=0, metavar="N", help="Of this one only.")]
-Offset = Annotated[list[int] | None, typer.Option(min=0, metavar="N", help="At this one; may be repeated.")]
+Offset = Annotated[
+    list[int] | None, typer.Option(parser=arguments.offset, metavar="N", help="At this one; may be repeated.")
+]
 Key = Annotated[str | None, typer.Option(metavar="TEXT", help="Of events with this key.")]
 Since = Annotated[datetime | None, typer.Option(parser=moment, metavar="TIME", help="Parked then or later.")]
 Until = Annotated[datetime | None, typer.Option(parser=moment, metavar="TIME", help="Parked before.")]
@@ -256,9 +262,13 @@ def replay(  # the same
     They come to this subscription alone, where they were. `--mark` keeps exactly those that there are now for a replay
     by `--job`; what dies later is not part of it. A replay that was interrupted goes on by its job, too.
     """
+    from penstock.bus.dead_letters import check_rate
+
     where = _where(context.params)
     if mark and (yes or job is not None):
         raise UsageError("--mark only marks them: give it without --yes and --job")
+    # Before anything is marked: that takes letters away from another job.
+    check_rate(rate)
 
     async def work(letters: DeadLetters) -> dict[str, Any]:
         if not yes and not mark and job is None:
@@ -272,9 +282,9 @@ def replay(  # the same
             document["replayed"] = (await letters.replay(topic, name, job=marked.job, rate=rate)).replayed
         return document
 
-    if rate is not None and rate <= 0:
-        raise UsageError(f"--rate is how many events a second, and {rate:g} would be none")
     document = _ask(context, topic, name, work)
+    if job is not None and not document["matched"]:
+        _nothing_marked(job)
     samples = document.pop("samples", [])
     if as_json:
         print_json({"topic": topic, "name": name, **document, "samples": list(map(document_of, samples))})
@@ -287,6 +297,17 @@ def replay(  # the same
         _print_preview(document["matched"], samples, "would be delivered again")
     if not yes and not mark:
         raise UsageError("nothing was replayed: give --yes to do it")
+
+
+def _nothing_marked(job: str) -> None:
+    """Tell that a job has no letters; an error if that can be no job's name, and else it may just be done.
+
+    Letters lose their mark as they come back, so that only its name tells a job that is done from a typing error.
+    """
+    what = f"no dead letters are marked for job {job!r}"
+    if JOB.fullmatch(job) is None:
+        raise PenstockError(f"{what}, and no job has such a name: `--mark` prints it")
+    say(f"{what}: all of it was delivered again already, or marked by another replay since, or there was never any")
 
 
 @app.command()

@@ -11,14 +11,14 @@ import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import typer
 
 from penstock.cli.arguments import duration, header, moment
 from penstock.cli.incoming import Envelope, Item, Lines, event_of, from_arguments, from_cloudevents, from_json, opened
 from penstock.cli.output import JsonLines, print_json_line, progress, say, shown_time
-from penstock.cli.session import Session, find_topic
+from penstock.cli.session import Session, find_topic, opened_store
 from penstock.errors import PartialPublish, PublishError, PublishUnknown, UsageError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def publish(
     """
     from penstock.events import check_event, check_name
 
-    envelope = Envelope(key, type, subject, content_type, dict(map(header, headers or ())))
+    envelope = Envelope(key, type, subject, content_type, _headers(headers or []))
     is_stream = ndjson or cloudevents
     _check(data or [], file, envelope, ndjson=ndjson, cloudevents=cloudevents)
     if delay is not None and at is not None:
@@ -105,16 +105,30 @@ def publish(
     # Before a store or a topic is made for it.
     check_name("topic", topic)
     check_event(event_of(b"", envelope))
-    with context.ensure_object(Session).open_store(create=create) as (store, settings):
+    settings = context.ensure_object(Session).resolve().settings
+    with (
+        _source(data or [], file, envelope, settings.limits, is_stream=is_stream) as source,
+        opened_store(settings, create=create) as store,
+    ):
         info = _topic(store, topic, create=create, content_type=content_type or (JSON_CONTENT_TYPE if ndjson else None))
         if ndjson and content_type is None and info.settings.content_type != JSON_CONTENT_TYPE:
             envelope = envelope._replace(content_type=JSON_CONTENT_TYPE)
         with _publishing(store, settings, topic, Timing(ttl, delay, at)) as publisher:
             publisher.report = _printer(as_json=as_json, quiet=is_stream)
-            if is_stream:
-                _publish_stream(publisher, file, None if cloudevents else envelope, settings.limits)
+            if source.stream is None:
+                publisher.take(source.items, lambda: True)
             else:
-                publisher.take(from_arguments(data or [], file, envelope, settings.limits), lambda: True)
+                _publish_stream(publisher, source.stream, None if cloudevents else envelope, settings.limits)
+
+
+def _headers(texts: list[str]) -> dict[str, str]:
+    """Return headers by name; each may be given once."""
+    found: dict[str, str] = {}
+    for name, value in map(header, texts):
+        if name in found:
+            raise UsageError(f"--header {name} is given twice: an event has one value of each")
+        found[name] = value
+    return found
 
 
 def _check(data: list[str], file: Path | None, envelope: Envelope, *, ndjson: bool, cloudevents: bool) -> None:
@@ -126,6 +140,30 @@ def _check(data: list[str], file: Path | None, envelope: Envelope, *, ndjson: bo
         raise UsageError("nothing to publish: give DATA or --file; --ndjson or --cloudevents take lines from stdin")
     if cloudevents and any(envelope):
         raise UsageError("a CloudEvent says itself what it is: --key, --type and the like go with other data")
+
+
+class _Source(NamedTuple):
+    """Where events come from: a stream of lines, or else these."""
+
+    stream: BinaryIO | None
+    items: Iterator[Item]
+
+
+@contextmanager
+def _source(
+    data: list[str], file: Path | None, envelope: Envelope, limits: Limits, *, is_stream: bool
+) -> Iterator[_Source]:
+    """Find what is to be published, or raise; a stream is opened once, since it may be a pipe that has a name."""
+    if is_stream:
+        with opened(file) as stream:
+            yield _Source(stream, iter(()))
+        return
+    items = from_arguments(data, file, envelope, limits)
+    if str(file) == "-":
+        with opened(file):  # and read later, when there is a topic for it
+            yield _Source(None, items)
+    else:
+        yield _Source(None, iter([*items]))
 
 
 def _topic(store: Store, name: str, *, create: bool, content_type: str | None) -> TopicInfo:
@@ -162,9 +200,9 @@ def _printer(*, as_json: bool, quiet: bool) -> Callable[[Sequence[Position | Sch
     return report
 
 
-def _publish_stream(publisher: _Publisher, file: Path | None, envelope: Envelope | None, limits: Limits) -> None:
+def _publish_stream(publisher: _Publisher, stream: BinaryIO, envelope: Envelope | None, limits: Limits) -> None:
     try:
-        with opened(file) as stream, progress("publishing") as update:
+        with progress("publishing") as update:
             lines = Lines(stream, limits, update)
             items = from_cloudevents(lines) if envelope is None else from_json(lines, envelope)
             publisher.take(items, lines.arrived)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.arguments import moment
-from penstock.cli.output import JsonLines, print_json_line, say, shown_bytes, shown_text, shown_time
+from penstock.cli.output import JsonLines, fitted, print_json_line, say, shown_bytes, shown_text, shown_time
 from penstock.cli.session import Session, find_topic
 from penstock.cli.trim import chosen_partition
 from penstock.errors import UsageError
@@ -197,9 +197,7 @@ class _Printer:
             shown_bytes(event.data),
         )
         line = "  ".join(parts)
-        if self._width is not None and len(line) > self._width:
-            line = f"{line[: self._width - 1]}…"
-        print(line)
+        print(line if self._width is None else fitted(line, self._width))
 
     def print_gap(self, partition: Partition, gap: Gap) -> None:
         """Tell of offsets that hold no event and never will."""

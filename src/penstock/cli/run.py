@@ -11,14 +11,15 @@ import asyncio
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from copy import copy
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from penstock.cli.application import Target, find_bus
-from penstock.cli.output import say
+from penstock.cli.application import Target, find_bus, shown_lines
+from penstock.cli.output import say, shown_text
 from penstock.cli.session import Session
-from penstock.errors import UsageError
+from penstock.errors import PenstockError, SettingsError, UsageError
 
 if TYPE_CHECKING:
     from penstock.bus.bus import Bus
@@ -46,22 +47,33 @@ def run(
 
     Handlers that run by then may end, and what was not begun goes back. A second signal cancels handlers at once.
     """
-    from penstock.bus.subscribers import announcement
-
     session = context.ensure_object(Session)
     if reload and workers > 1:
         raise UsageError("--reload is for development, with one process: leave --workers out")
     if reload or workers > 1:
         code = _supervised(session, target, workers, log_level, reload=reload)
     else:
-        bus = _runnable(target, session)
-        log_to_stderr(log_level)
-        if worker <= 1:
-            for line in announcement(bus.url, bus.subscribers, bus.projections):
-                say(line)
-        code = _run_here(bus, is_worker=worker > 0)
+        try:
+            code = _run_one(session, target, log_level, worker)
+        except SettingsError as error:
+            if not worker:
+                raise
+            # A file that is mended later is no reason for all workers to end: the supervisor tries again.
+            raise PenstockError(str(error)) from error
     if code:
         raise typer.Exit(code)
+
+
+def _run_one(session: Session, target: str, level: LogLevel | None, worker: int) -> int:
+    """Run the application in this process, which is a worker if it has a number; returns the exit code."""
+    from penstock.bus.subscribers import announcement
+
+    bus = _runnable(target, session)
+    log_to_stderr(level)
+    if worker <= 1:
+        for line in announcement(bus.url, bus.subscribers, bus.projections):
+            say(shown_text(line))
+    return _run_here(bus, is_worker=worker > 0)
 
 
 def _runnable(target: str, session: Session) -> Bus:
@@ -73,15 +85,41 @@ def _runnable(target: str, session: Session) -> Bus:
         )
     for subscriber in bus.subscribers:
         subscriber.check()
+    _ = bus.settings  # `SettingsError` here, and not in one worker after the other
     return bus
 
 
 def log_to_stderr(level: LogLevel | None) -> None:
     """Log, unless the application has said where to: then only a level that was asked for is set."""
     if not logging.getLogger().handlers:
-        logging.basicConfig(level=(level or "info").upper(), format=LOG_FORMAT, stream=sys.stderr)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Formatter(LOG_FORMAT))
+        logging.basicConfig(level=(level or "info").upper(), handlers=[handler])
     if level is not None:
         logging.getLogger("penstock").setLevel(level.upper())
+
+
+class _Formatter(logging.Formatter):
+    """Writes a record as one line, and its traceback below; what handlers raise can speak to no terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of a record."""
+        # The traceback as another handler's formatter has made it is kept in the record, and is not escaped.
+        record = copy(record)
+        record.exc_text = None
+        return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is not ours
+        """Return the line itself."""
+        return shown_text(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the same
+        """Return the traceback."""
+        return shown_lines(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - the same
+        """Return where it was logged."""
+        return shown_lines(super().formatStack(stack_info))
 
 
 def _run_here(bus: Bus, *, is_worker: bool) -> int:

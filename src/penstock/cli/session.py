@@ -63,10 +63,32 @@ def opened_store(settings: Settings, *, create: bool = False) -> Iterator[Store]
             "a memory: store ends with its process, and a command would see an empty one of its own: "
             "give --url file:./directory"
         )
+    check_url(settings.url)
     if settings.url.startswith("file:") and not create:
         check_store(directory_of(settings.url))
     with closing(open_store(settings.url, settings=settings)) as store:
         yield store
+
+
+def check_url(url: str) -> None:
+    """Raise `UsageError` if this can be no store's URL, whatever there is; in the words of the library."""
+    from penstock.stores import open_store
+
+    scheme, colon, _ = url.partition(":")
+    if colon and scheme == "file":
+        directory_of(url)
+    elif url != "memory:" and not (colon and _is_registered(scheme)):
+        try:
+            open_store(url).close()  # which refuses it
+        except StoreUnavailable as error:
+            raise UsageError(str(error)) from None
+
+
+def _is_registered(scheme: str) -> bool:
+    """Say whether somebody else has a store for this scheme, which alone can tell what is wrong with a URL."""
+    from importlib.metadata import entry_points
+
+    return bool(entry_points(group="penstock.stores", name=scheme))
 
 
 def directory_of(url: str) -> Path:
@@ -77,7 +99,10 @@ def directory_of(url: str) -> Path:
         raise UsageError(
             f"this looks at the files of a store, and {redact_url(url)!r} has none: give --url file:./directory"
         )
-    return path_of(url)
+    try:
+        return path_of(url)
+    except StoreUnavailable as error:
+        raise UsageError(str(error)) from None
 
 
 def check_store(path: Path) -> None:

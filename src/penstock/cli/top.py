@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from penstock.cli.arguments import duration
-from penstock.cli.output import print_table, say, shown_age, shown_size, shown_text, shown_time
+from penstock.cli.output import Column, cards, print_table, say, shown_age, shown_size, shown_text, shown_time
 from penstock.cli.session import Session, find_topic
 from penstock.cli.topics import bytes_on_disk
 from penstock.errors import TopicDeleted, UsageError
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
     from penstock.bus.examination import History
     from penstock.bus.health import Health
@@ -40,8 +39,10 @@ INTERVAL_SECONDS = 1.0
 INTERVAL_SECONDS_MIN = 0.05
 WIDE_COLUMNS = 110
 """From here on there is room for how the lag changes, and for the first reason."""
-NAME_COLUMNS = 22
-"""So many characters a name has in a narrow window."""
+NAME_COLUMNS = 14
+"""A name may be cut, with a mark of it; where it had less room than this each row is a card. A number is never cut."""
+WHY_COLUMNS = 24
+"""So much of the first reason is seen at least."""
 STYLES: dict[str, str] = {"ok": "green", "degraded": "yellow", "stalled": "bold red"}
 
 
@@ -296,31 +297,55 @@ def _drawn(frame: Frame, console: Console, *, paused: bool) -> RenderableType:
         title,
         *store,
         Text(),
-        _table(TOPIC_HEADERS, topics, of_topics, wide=wide),
+        _table(TOPIC_HEADERS, topics, of_topics, width),
         Text(),
-        _table(headers, rows, room - of_topics - len(store), wide=wide),
+        _table(headers, rows, room - of_topics - len(store), width),
     )
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], most: int, *, wide: bool) -> Table:
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], most: int, width: int) -> RenderableType:
     """Return as many rows as there is room for; the last line says how many are left out."""
     from rich.table import Table
     from rich.text import Text
 
+    columns = [Column(header, cells, header in NUMBERS) for header, *cells in zip(headers, *rows, strict=True)]
+    # Left to itself, rich takes from numbers, too, what a name or a reason has too much.
+    whole = sum(column.width + 1 for column in columns[1:] if column.header != "why")
+    why = WHY_COLUMNS if "why" in headers else 0
+    if width - whole - why < NAME_COLUMNS:
+        return _cards(columns, most, width)
+    name = min(max(columns[0].width, NAME_COLUMNS), width - whole - why)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for position, header in enumerate(headers):
+    for position, column in enumerate(columns):
         table.add_column(
-            header,
-            justify="right" if header in NUMBERS else "left",
+            column.header,
+            justify="right" if column.to_right else "left",
             no_wrap=True,
             overflow="ellipsis",
-            max_width=NAME_COLUMNS if position == 0 and not wide else None,
-            ratio=1 if header == "why" else None,
+            width={0: name}.get(position, width - whole - name - 1 if column.header == "why" else column.width),
         )
     shown = rows if len(rows) <= most else rows[: max(most - 1, 0)]
     for row in shown:
         cells = zip(headers, row, strict=True)
         table.add_row(*(Text(cell, style=STYLES.get(cell, "") if header == "state" else "") for header, cell in cells))
     if len(shown) < len(rows):
-        table.add_row(f"and {len(rows) - len(shown):,} more", *[""] * (len(headers) - 1))
+        table.add_row(_more(len(rows) - len(shown)), *[""] * (len(headers) - 1))
     return table
+
+
+def _cards(columns: Sequence[Column], most: int, width: int) -> RenderableType:
+    """Return rows as lines of `name: value`, as many as there is room for."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = cards(columns, width)
+    size = len(rows[0]) if rows else 1
+    shown = rows if len(rows) * size <= most else rows[: max((most - 1) // size, 0)]
+    lines = [line for row in shown for line in row]
+    if len(shown) < len(rows):
+        lines.append(_more(len(rows) - len(shown)))
+    return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
+
+
+def _more(count: int) -> str:
+    return f"and {count:,} more"

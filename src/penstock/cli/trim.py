@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.output import Yes, print_table
 from penstock.cli.session import Session, find_topic
-from penstock.errors import UsageError
+from penstock.errors import BeyondEnd, TrimRefused, UsageError
 
 if TYPE_CHECKING:
     from penstock.ports import Store
@@ -32,10 +32,13 @@ def trim(
         info = find_topic(store, topic)
         chosen = chosen_partition(info, partition)
         if yes:
-            first = store.log.trim(chosen, before, force=force)
+            try:
+                first = store.log.trim(chosen, before, force=force)
+            except TrimRefused as error:
+                raise TrimRefused(f"{error}; --force removes them all the same") from None
             print(f"{topic}/{chosen.number} begins at {first}")
             return
-        _preview(store, info, chosen, before)
+        _preview(store, info, chosen, before, force=force)
     raise UsageError("nothing was removed: give --yes to do it")
 
 
@@ -49,17 +52,21 @@ def chosen_partition(info: TopicInfo, number: int | None) -> Partition:
     return info.partitions[number or 0]
 
 
-def _preview(store: Store, info: TopicInfo, partition: Partition, before: int) -> None:
+def _preview(store: Store, info: TopicInfo, partition: Partition, before: int, *, force: bool) -> None:
+    """Print what would go; `BeyondEnd` if that would be refused with --yes as well."""
     bounds = store.log.bounds(partition)
-    goes = max(min(before, bounds.stop) - bounds.start, 0)
+    if before > bounds.stop:
+        raise BeyondEnd.at(f"{info.name}/{partition.number}", before, bounds.start, bounds.stop)
+    goes = max(before - bounds.start, 0)
     print_table(
         ("partition", "first", "end", "before", "events that may go"),
         [(f"{info.name}/{partition.number}", str(bounds.start), str(bounds.stop), str(before), f"{goes:,}")],
         numbers={"first", "end", "before", "events that may go"},
     )
     rows = []
+    in_the_way = "no, but by --force" if force else "no: --force is needed"
     for name, passed in _protected(store, partition, bounds.start):
-        rows.append((name, str(passed), "yes" if passed >= before else "no: --force is needed"))
+        rows.append((name, str(passed), "yes" if passed >= before else in_the_way))
     if rows:
         print()
         print_table(("protected subscription", "has passed", "lets them go"), rows, numbers={"has passed"})
