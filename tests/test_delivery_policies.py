@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.deliveries import World, acked, kept, raw
@@ -313,3 +313,21 @@ async def test_an_event_that_expires_while_it_waits_for_a_retry_is_not_delivered
         assert world.cursor("s").next_offset == 2
         assert world.rows("s", "waiting", "dead") == []
     assert world.outcomes("s") == {"parked": [1], "expired": [0, 1]}
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "key_shared", "shared"])
+async def test_a_consumer_of_the_process_that_pauses_gets_nothing_more_from_that_moment_on(
+    world: World, mode: Literal["exclusive", "key_shared", "shared"]
+) -> None:
+    bus = world.bus()
+    async with world.running(bus.consume(raw, "s", mode=mode)) as running:
+        await world.publish(bus, b"0")
+        await world.until(lambda: running.taken)
+        await world.run(1)
+        await world.done(bus.pause(raw, "s"))
+        await world.publish(bus, b"1")
+        await world.run(5)
+        assert running.data == [b"0"]
+        await world.done(bus.resume(raw, "s"))
+        await world.settle()
+        assert running.data == [b"0", b"1"]

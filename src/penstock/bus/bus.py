@@ -808,7 +808,10 @@ class Bus:
         return await self._deliveries.change(topic, name, changes)
 
     async def pause(self, topic: Topic[T] | str, name: str) -> None:
-        """Let a subscription hand nothing over until it is resumed; what is in hand goes on."""
+        """Let a subscription hand nothing over until it is resumed; what is in hand goes on.
+
+        Other processes see it within half a second.
+        """
         await self._deliveries.change(topic, name, {"paused": True})
 
     async def resume(self, topic: Topic[T] | str, name: str) -> None:

@@ -316,11 +316,20 @@ class Deliveries:
 
     async def change(self, topic: Topic[Any] | str, name: str, changes: Mapping[str, Any]) -> Subscription:
         """Change a subscription's policy."""
-        return await self._do(topic, lambda store, info: subscriptions.change(store, info, name, changes))
+        return self._seen(
+            await self._do(topic, lambda store, info: subscriptions.change(store, info, name, changes))
+        )
 
     async def resume(self, topic: Topic[Any] | str, name: str) -> Subscription:
         """Let a subscription go on."""
-        return await self._do(topic, lambda store, info: subscriptions.resume(store, info, name))
+        return self._seen(await self._do(topic, lambda store, info: subscriptions.resume(store, info, name)))
+
+    def _seen(self, changed: Subscription) -> Subscription:
+        """Let the consumers of this process go by it at once; those of others see it a moment later."""
+        for member in list(self._dispatcher.members) if self._dispatcher is not None else ():
+            if (member.topic.log_id, member.subscription.name) == (changed.log_id, changed.name):
+                member.see(changed)
+        return changed
 
     async def delete(self, topic: Topic[Any] | str, name: str) -> bool:
         """Delete a subscription with its progress and dead letters."""

