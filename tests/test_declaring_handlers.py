@@ -369,6 +369,41 @@ async def yields_in_loop(data: bytes) -> Any:
     yield data
 
 
+def paid_alone(delivery: Delivery[Paid]) -> None:
+    """Take deliveries of one class."""
+
+
+def placed_alone(delivery: Delivery[Placed]) -> None:
+    """Take those of the other."""
+
+
+def paid_in_any(order: Paid, delivery: Delivery[Paid | Placed]) -> None:
+    """Take one class, with a delivery of any."""
+
+
+def paid_in_other(order: Paid, delivery: Delivery[Placed]) -> None:
+    """Take what cannot be."""
+
+
+def of_others(delivery: Delivery[datetime]) -> None:
+    """Take what the topic has not."""
+
+
+def test_what_a_delivery_is_of_says_what_its_handler_takes() -> None:
+    bus = Bus("memory:", topics=[orders])
+    for function in (paid_alone, placed_alone):
+        bus.subscriber(orders, "s")(function)
+    bus.subscriber(orders, "t", ignore_others=True)(paid_in_any)
+    assert [[each.classes for each in found.handlers] for found in bus.subscribers] == [
+        [(Paid,), (Placed,)],
+        [(Paid,)],
+    ]
+    with pytest.raises(UsageError, match="takes Paid, and .*Delivery.*Placed.*, which are of different classes"):
+        bus.subscriber(orders, "u")(paid_in_other)
+    with pytest.raises(UsageError, match="takes datetime, and topic 'orders' has"):
+        bus.subscriber(orders, "u")(of_others)
+
+
 @pytest.mark.parametrize("function", [yields_in_thread, yields_in_loop])
 @pytest.mark.parametrize("waiting", [True, False])
 async def test_a_handler_that_returns_a_generator_has_failed(function: Any, waiting: bool) -> None:

@@ -13,7 +13,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.bus.delivered import Delivery
 from penstock.errors import UsageError
@@ -86,9 +86,28 @@ def handler_of(function: Callable[..., Any], topic: Topic[Any]) -> Handler:
     parameters = parameters_of(function, who, "the event, and perhaps its delivery")
     hints = hints_of(function, who)
     takes = _takes(parameters, hints, who)
-    of_event = next((each.name for each, is_delivery in zip(parameters, takes, strict=True) if not is_delivery), "")
-    classes = classes_of(hints.get(of_event), who, topic)
-    return Handler(function, name, classes, waits(function), takes)
+    annotated = {is_delivery: hints.get(each.name) for each, is_delivery in zip(parameters, takes, strict=True)}
+    return Handler(
+        function, name, _handled(annotated.get(False), annotated.get(True), who, topic), waits(function), takes
+    )
+
+
+def _handled(event: Any, delivery: Any, who: str, topic: Topic[Any]) -> tuple[type, ...]:
+    """Return the classes that a handler takes, by the annotations of its event, and of its delivery."""
+    delivered = classes_of(_carried(delivery), who, topic)
+    classes = delivered if event in _ANYTHING else classes_of(event, who, topic)
+    if not set(classes) <= set(delivered):
+        raise UsageError(f"{who} takes {_named(event)}, and {_named(delivery)}, which are of different classes")
+    return classes
+
+
+def _carried(delivery: Any) -> Any:
+    """Return of what a delivery is, if its annotation says that: `A` for `Delivery[A]`."""
+    for each in _alternatives(delivery):
+        if get_origin(each) is Delivery:
+            [carried] = get_args(each)
+            return None if isinstance(carried, TypeVar) else carried
+    return None
 
 
 def check_function(value: Any, what: str) -> None:
