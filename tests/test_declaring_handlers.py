@@ -398,7 +398,7 @@ def test_what_a_delivery_is_of_says_what_its_handler_takes() -> None:
         [(Paid,), (Placed,)],
         [(Paid,)],
     ]
-    with pytest.raises(UsageError, match="takes Paid, and .*Delivery.*Placed.*, which are of different classes"):
+    with pytest.raises(UsageError, match=r"takes Paid, and .*Delivery.*Placed.*, which are of different classes"):
         bus.subscriber(orders, "u")(paid_in_other)
     with pytest.raises(UsageError, match="takes datetime, and topic 'orders' has"):
         bus.subscriber(orders, "u")(of_others)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.harness_bus import Order, a_bus, orders, raw
 
-from penstock import Retry
+from penstock import Bus, Retry, Topic
 from penstock.errors import PenstockError, PublishUnknown, UsageError
 from penstock.testing import World, harness
 from penstock.testing.worlds.faults import CRASHES, Fault, Kind, Script
 from penstock.testing.worlds.world import world_of
-
-if TYPE_CHECKING:
-    from penstock import Bus
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +149,35 @@ async def test_a_crash_writes_nothing_and_a_handler_in_a_thread_ends_before_the_
         assert world.attempts(slow) == 2
 
 
+async def test_a_handler_that_ends_in_its_thread_while_its_process_dies_is_given_no_fault() -> None:
+    bus = a_bus()
+    begun, gate, hold = threading.Event(), threading.Event(), asyncio.Event()
+
+    @bus.subscriber(raw, "threads")
+    def slow(data: bytes) -> None:
+        begun.set()
+        gate.wait(30)
+
+    @bus.subscriber(raw, "witness")
+    async def see_death(data: bytes) -> None:
+        try:
+            await hold.wait()
+        finally:
+            gate.set()  # not before the process is dying
+
+    fault = at(Kind.CRASH_AFTER, 0, subscription="threads")
+    async with asyncio.timeout(20), world_of(bus, Script([fault]), 0) as world:
+        await bus.publish(raw, b"1")
+        await world.advance(0)
+        await asyncio.to_thread(begun.wait, 30)
+        await world.crash()
+        hold.set()
+        await world.drain()
+        assert world.settled(slow) == [b"1"]
+        assert [call.outcome for call in world.deliveries(slow)] == ["returned", "returned"]
+        assert world.faults == []
+
+
 async def test_the_dead_publish_nothing() -> None:
     bus = a_bus()
     hold = asyncio.Event()
@@ -276,6 +303,31 @@ async def test_the_same_seed_is_the_same_run_and_another_one_another() -> None:
     assert runs[0][0].faults == runs[1][0].faults != runs[2][0].faults
     assert runs[0][1] == runs[1][1] != runs[2][1]
     assert runs[0][0].now == runs[1][0].now
+
+
+async def test_the_same_seed_puts_delayed_events_without_a_key_where_they_were() -> None:
+    spread = Topic("spread", bytes, partitions=7)
+    bus = Bus("file:/nowhere/at/all", topics=[spread])
+
+    @bus.subscriber(spread, "reading")
+    async def read(data: bytes) -> None:
+        await asyncio.sleep(0)
+
+    async def positions(seed: int) -> list[object]:
+        async with harness(bus, chaos=seed) as world:
+            at = world.now + timedelta(hours=1)
+            for number in range(6):
+                # Some of one moment are of several lives, and are ordered all the same.
+                await bus.publish(spread, b"%d" % number, at=at)
+                if number % 2:
+                    await world.crash()
+            await world.drain()
+            places = {call.value: call.position for call in world.deliveries(read)}
+            assert len({place.partition for place in places.values()}) == 6, "they go round"
+            return [places, world.faults, world.settled(read), world.now]
+
+    runs = [await positions(3) for _ in range(4)]
+    assert runs == [runs[0]] * 4
 
 
 async def test_seeds_bring_every_kind_of_fault() -> None:

@@ -144,6 +144,13 @@ def test_a_test_that_takes_a_seed_runs_with_each_and_can_be_repeated_with_one(
     )
 
 
+@pytest.mark.parametrize("seeds", [0, -3])
+def test_no_seed_at_all_is_a_mistake_and_skips_no_test_silently(seeds: int, tmp_path: Path) -> None:
+    done = run(tmp_path, SEEDED, f"--penstock-seeds={seeds}")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"--penstock-seeds is {seeds}: one seed, or more" in done.stdout + done.stderr
+
+
 def test_seeds_that_are_none_are_named(tmp_path: Path) -> None:
     done = run(tmp_path, SEEDED.replace("(7, 19)", "('seven')"))
     assert done.returncode != 0

@@ -59,6 +59,11 @@ def delayed_id(now_us: int, number: int) -> str:
     return f"{now_us:014x}{number & 0xFFFFFF:06x}{secrets.token_hex(6)}"
 
 
+def number_in(id_: str) -> int:
+    """Return the how manieth an id is: what is not chance in it, beside the time."""
+    return int(id_[14:20], 16)
+
+
 class Delayed:
     """A delayed publish, to be sent, and sent again if its outcome is unknown."""
 

@@ -316,9 +316,7 @@ class Deliveries:
 
     async def change(self, topic: Topic[Any] | str, name: str, changes: Mapping[str, Any]) -> Subscription:
         """Change a subscription's policy."""
-        return self._seen(
-            await self._do(topic, lambda store, info: subscriptions.change(store, info, name, changes))
-        )
+        return self._seen(await self._do(topic, lambda store, info: subscriptions.change(store, info, name, changes)))
 
     async def resume(self, topic: Topic[Any] | str, name: str) -> Subscription:
         """Let a subscription go on."""

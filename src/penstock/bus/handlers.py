@@ -87,9 +87,8 @@ def handler_of(function: Callable[..., Any], topic: Topic[Any]) -> Handler:
     hints = hints_of(function, who)
     takes = _takes(parameters, hints, who)
     annotated = {is_delivery: hints.get(each.name) for each, is_delivery in zip(parameters, takes, strict=True)}
-    return Handler(
-        function, name, _handled(annotated.get(False), annotated.get(True), who, topic), waits(function), takes
-    )
+    classes = _handled(annotated.get(False), annotated.get(True), who, topic)
+    return Handler(function, name, classes, waits(function), takes)
 
 
 def _handled(event: Any, delivery: Any, who: str, topic: Topic[Any]) -> tuple[type, ...]:

@@ -40,8 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Make the marker known, and refuse to run with no seed at all, which would skip every test of chaos."""
     config.addinivalue_line("markers", f"{MARKER}(*seeds): the seeds of chaos that a test runs with")
+    seeds: int = config.getoption("--penstock-seeds")
+    if seeds < 1:
+        raise pytest.UsageError(f"--penstock-seeds is {seeds}: one seed, or more; --penstock-seed names a single one")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

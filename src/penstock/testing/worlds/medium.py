@@ -7,11 +7,13 @@ by name or each by a plan. What is durable is noted in the order in which it bec
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from penstock.batch import Batch
+from penstock.bus.delayed import number_in
 from penstock.bus.states import States
 from penstock.errors import StoreClosed, StoreError, UsageError
 from penstock.rows import Partition
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.clock import Clock
     from penstock.offsets import Range
     from penstock.ports import Store
-    from penstock.rows import Commit, Cursor, Shard, TopicInfo
+    from penstock.rows import Commit, Cursor, Scheduled, Shard, TopicInfo
     from penstock.settings import MemorySettings
     from penstock.testing.worlds.faults import Faults
 
@@ -69,6 +71,8 @@ class Medium:
         self.store: Store = MemoryStore(clock=clock, limits=limits)
         self.states = States(None)
         """What the projections of the world's bus have come to."""
+        self.delayed = count()
+        """Numbers delayed publishes, through all lives, so that no two of a moment are ordered by chance."""
         self._faults = faults
         self._numbers = numbers
         self.calls = 0
@@ -111,6 +115,8 @@ class Medium:
             case "cursors.commit":
                 return self._commit(function, args[0])
             case "log.append" | "log.read" | "schedule.add":
+                if where == "schedule.add":
+                    args = ([self._with_partition(row) for row in args[0]], *args[1:])
                 failing = self._next_failure(where, args)
                 if failing is not None and not failing.written:
                     raise Failed(f"{where} was told to fail, and has done nothing")
@@ -135,6 +141,13 @@ class Medium:
         else:
             del self._failing[where]
         return failing
+
+    def _with_partition(self, row: Scheduled) -> Scheduled:
+        """Return a delayed publish as it is in every run; elsewhere the partition of one without a key is chance."""
+        info = next((info for info in self.store.log.topics() if info.log_id == row.log_id), None)
+        if row.event.key is not None or info is None:
+            return row
+        return msgspec.structs.replace(row, partition=number_in(row.id) % info.settings.partitions)
 
     def _check_read(self, partition: Partition, start: int) -> None:
         if self._fails(Point.READ, partition, start):

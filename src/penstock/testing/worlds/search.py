@@ -157,7 +157,7 @@ class Search:
         fewest = shrunk(faults, self._differs, RUNS_MAX)
         effects = self._again(fewest)
         again = effects.again(self.calm)
-        place = _blamed(fewest, again)
+        place = _blamed(fewest, again, self.calm)
         handlers = {tally.place: tally.handler for tally in (*effects.handled, *self.calm.handled)}
         return Finding(
             handler=handlers.get(place, ""),
@@ -173,12 +173,19 @@ class Search:
         )
 
 
-def _blamed(faults: Sequence[Fault], again: Sequence[Place]) -> Place:
-    """Return the event that faults befell, as a subscription has it; of several, one that was handled again."""
+def _blamed(faults: Sequence[Fault], again: Sequence[Place], calm: Effects) -> Place:
+    """Return the event that faults befell, as a subscription has it; of several, one that was handled again.
+
+    What no calm run has was published because of a fault: whoever has handled that is the last to be blamed.
+    """
     places = [Place(fault.subscription, fault.topic, fault.partition, fault.offset) for fault in faults]
     both = [place for place in places if place in again]
+    subjects = {(place.topic, place.subscription) for place in places}
+    beside = [place for place in again if (place.topic, place.subscription) in subjects]
+    known = {tally.place for tally in calm.handled}
+    repeated = [place for place in again if place in known]
     named = [place for place in places if place.subscription]
-    return [*both, *again, *named, *places][0]
+    return [*both, *beside, *repeated, *named, *again, *places][0]
 
 
 def _what(faults: Sequence[Fault], effects: Effects) -> str:

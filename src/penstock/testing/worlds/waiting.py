@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.bus.bus import Parts
     from penstock.bus.handlers import Subscriber
     from penstock.runtime.seat import Seat
+    from penstock.testing.worlds.lives import Retries
     from penstock.testing.worlds.medium import Medium
     from penstock.testing.worlds.watching import Watching
 
@@ -35,9 +36,10 @@ class Left(NamedTuple):
 class Waiting:
     """Looks at a world for what is left."""
 
-    def __init__(self, medium: Medium, watching: Watching) -> None:
+    def __init__(self, medium: Medium, watching: Watching, retries: Retries) -> None:
         self._medium = medium
         self._watching = watching
+        self._retries = retries
 
     def left(self) -> list[Left]:
         """Return the subscriptions of the bus's own handlers that are not done."""
@@ -106,6 +108,8 @@ class Waiting:
             said.append(f"delayed publishes that wait for their time: {scheduled:,}")
         if staged := parts.entrances.staged():
             said.append(f"staged events that were not moved: {staged:,}")
+        if self._retries.waiting:
+            said.append(f"publishers that wait to send again what failed: {self._retries.waiting:,}")
         return "; ".join(said) or "nothing that is known is left"
 
     def _told(self, left: Left, parts: Parts) -> str:

@@ -61,6 +61,8 @@ class Run:
     error: BaseException | None = None
     pausing: bool = False
     """Whether it is being late, on the virtual clock, or waits for its process to die."""
+    times: int = 1
+    """How often its handler is called: again, if a fault says so, without a delivery of its own."""
 
     @property
     def name(self) -> str:
@@ -140,7 +142,10 @@ class Watching:
 
     def counts(self) -> Counter[tuple[str, Position, str]]:
         """Return how often each event was handled, by subscription, position and handler."""
-        return Counter((*run.where, run.name) for run in self.runs)
+        counts: Counter[tuple[str, Position, str]] = Counter()
+        for run in self.runs:
+            counts[*run.where, run.name] += run.times
+        return counts
 
     # --- being called -------------------------------------------------------------------------
 
@@ -181,7 +186,7 @@ class Watching:
                 await _Stepped(proceed(), fault.step, partial(self._die_at, run, fault))
             case Kind.CUT if in_loop:
                 assert fault is not None
-                await self._cut(proceed, fault)
+                await self._cut(run, proceed, fault)
             case Kind.SLOW:
                 assert fault is not None
                 await self._be_late(run, fault)
@@ -192,8 +197,12 @@ class Watching:
         if fault is not None and fault.kind is Kind.CRASH_AFTER:
             await self._die_at(run, fault)
         elif fault is not None:
-            self._faults.note(fault)
-            await proceed()
+            await self._again(run, proceed, fault)
+
+    async def _again(self, run: Run, proceed: Proceed, fault: Fault) -> None:
+        self._faults.note(fault)
+        run.times += 1
+        await proceed()
 
     def _at(self, point: Point, run: Run) -> Fault | None:
         topic, partition, offset = run.delivery.position
@@ -208,7 +217,7 @@ class Watching:
         finally:
             run.pausing = False
 
-    async def _cut(self, proceed: Proceed, fault: Fault) -> None:
+    async def _cut(self, run: Run, proceed: Proceed, fault: Fault) -> None:
         """Let a handler end where it waits, and call it again."""
         cut = False
 
@@ -224,8 +233,7 @@ class Watching:
             if not cut or (task is not None and task.cancelling()):
                 raise
         if cut:
-            self._faults.note(fault)
-            await proceed()
+            await self._again(run, proceed, fault)
 
     def _die_at(self, run: Run, fault: Fault) -> asyncio.Future[None]:
         self._faults.note(fault)

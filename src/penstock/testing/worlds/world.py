@@ -20,7 +20,7 @@ from penstock.errors import NotDrained, PenstockError, UsageError
 from penstock.offsets import Position
 from penstock.rows import ParkedFilter, Partition
 from penstock.testing.worlds.faults import CRASHES, Calm, Chaos, Faults, Kind
-from penstock.testing.worlds.lives import Life
+from penstock.testing.worlds.lives import Life, Retries
 from penstock.testing.worlds.medium import Medium
 from penstock.testing.worlds.waiting import Waiting
 from penstock.testing.worlds.watching import Watching
@@ -90,8 +90,10 @@ class World:
         numbers = count()
         self._medium = Medium(self._clock, settings.memory, self._faults, numbers)
         self._watching = Watching(self._clock, self._faults, numbers, self._want_to_die)
-        self._waiting = Waiting(self._medium, self._watching)
+        self._retries = Retries(self._clock, self._be_quiet)
+        self._waiting = Waiting(self._medium, self._watching, self._retries)
         self._dying: asyncio.Future[None] | None = None
+        self._is_crashing = False
         self._crashes = 0
         self._life = self._new_life(None)
 
@@ -196,11 +198,12 @@ class World:
         Handlers that wait for something outside are not waited for; `drain` does that.
         """
         goal = self._clock.monotonic() + seconds(by, "the advance of a world")
-        await self._settle()
-        while (rest := goal - self._clock.monotonic()) >= GRAIN_SECONDS:
-            idle = self._only_time_matters(staged=bool(self._life.parts.entrances.staged()))
-            self._clock.advance(min(self._next_due() or rest if idle else self._next_sleeper(), rest))
+        with self._retries.driven():
             await self._settle()
+            while (rest := goal - self._clock.monotonic()) >= GRAIN_SECONDS:
+                idle = self._only_time_matters(staged=bool(self._life.parts.entrances.staged()))
+                self._clock.advance(min(self._next_due() or rest if idle else self._next_sleeper(), rest))
+                await self._settle()
 
     async def drain(self, *, timeout: float | timedelta = DRAIN_SECONDS) -> None:  # noqa: ASYNC109 - of real time
         """Let everything happen that there is to do: retries, delays and what comes of them; return when all is done.
@@ -208,20 +211,25 @@ class World:
         `NotDrained` if it is not after `timeout`, in real time, or if what is left waits for something that never comes
         by itself: it says what that is.
         """
-        limit = seconds(timeout, "timeout")
+        with self._retries.driven():
+            await self._drain(seconds(timeout, "timeout"))
+
+    async def _drain(self, limit: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + limit
         progress, quiet_since = -1, self._clock.monotonic()
         while True:
             await self._settle()
             left, staged = self._waiting.left(), self._life.parts.entrances.staged()
-            if not (left or staged or self._watching.running or self._waiting.scheduled()):
+            running, again = self._watching.running, self._retries.waiting
+            if not (left or staged or running or again or self._waiting.scheduled()):
                 return
             if loop.time() > end:
                 raise self._not_drained(f"within {limit:g} s", left)
             if self._watching.busy or staged:
                 await asyncio.sleep(REAL_SECONDS)
-                if self._watching.busy:
+                # Time passes by no handler but one that may wait for a publisher, which waits for it.
+                if self._watching.busy and not self._retries.waiting:
                     continue
             if self._medium.progress + self._watching.events != progress:
                 progress, quiet_since = self._medium.progress + self._watching.events, self._clock.monotonic()
@@ -241,7 +249,8 @@ class World:
             self._clock.advance(self._next_sleeper())
 
     def _only_time_matters(self, *, staged: bool) -> bool:
-        return not (staged or self._watching.running) and self._waiting.is_still(self._life.parts)
+        active = staged or self._watching.running or self._retries.waiting
+        return not active and self._waiting.is_still(self._life.parts)
 
     def _next_due(self) -> float | None:
         """Return in how many seconds something is due by itself; what is due now already waits for whoever looks."""
@@ -302,7 +311,11 @@ class World:
         """
         life, self._dying = self._life, None
         self._crashes += 1
-        await self._through(life.die())
+        self._is_crashing = True
+        try:
+            await self._through(life.die())
+        finally:
+            self._is_crashing = False
         self._watching.running.clear()
         self._life = self._new_life(life.outbox)
         await self._through(self._life.begin())
@@ -314,6 +327,8 @@ class World:
         return asyncio.get_running_loop().create_future()
 
     def _may_happen(self, fault: Fault) -> bool:
+        if self._is_crashing:
+            return False  # the dying are waited for: one that died once more would never end
         if fault.kind is Kind.COMMIT_UNANSWERED:
             # What is in hand comes again at once. A handler that runs then would have company.
             return not self._watching.running
@@ -331,6 +346,7 @@ class World:
             self.bus,
             self._medium,
             self._clock,
+            self._retries,
             settings=self._settings,
             chance=self._chance.random,
             watching=self._watching,
@@ -343,15 +359,16 @@ class World:
         loop = asyncio.get_running_loop()
         task = loop.create_task(work)
         end = loop.time() + DRAIN_SECONDS
-        while not task.done():
-            await self._be_quiet()
-            if not task.done():
-                if loop.time() > end:
-                    task.cancel()
-                    raise self._not_drained(f"within {DRAIN_SECONDS:g} s", [])
-                self._clock.advance(self._next_sleeper())
-                if self._life.outbox is not None or self._watching.in_threads:
-                    await asyncio.sleep(REAL_SECONDS)
+        with self._retries.driven():
+            while not task.done():
+                await self._be_quiet()
+                if not task.done():
+                    if loop.time() > end:
+                        task.cancel()
+                        raise self._not_drained(f"within {DRAIN_SECONDS:g} s", [])
+                    self._clock.advance(self._next_sleeper())
+                    if self._life.outbox is not None or self._watching.in_threads:
+                        await asyncio.sleep(REAL_SECONDS)
         return await task
 
     async def begin(self) -> None:
