@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -139,3 +141,31 @@ def test_uvloop_is_used_where_it_is_installed(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "uvloop", raising=False)
     assert run_to_end(loop()) == "Loop"
+
+
+def test_a_program_ends_although_a_task_of_it_does_not_let_itself_be_cancelled() -> None:
+    program = dedent(
+        """
+        import asyncio
+        from contextlib import suppress
+
+        from penstock.bus.loop import run_to_end
+
+
+        async def stubborn():
+            while True:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+
+
+        async def main():
+            task = asyncio.create_task(stubborn())
+            await asyncio.sleep(0)
+            return task.get_name()
+
+
+        print(bool(run_to_end(main())), flush=True)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

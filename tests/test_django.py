@@ -717,3 +717,12 @@ def test_penstock_run_says_what_it_lacks(migrated: Project) -> None:
     done = migrated.manage("penstock_run")
     assert done.returncode == 1
     assert "penstock.E002" in done.stderr
+
+
+def test_penstock_run_says_in_one_line_that_a_store_cannot_be_opened(migrated: Project) -> None:
+    migrated.write("shop/subscribers.py", SUBSCRIBERS)
+    migrated.settings("PENSTOCK['url'] = 'file:/proc/nope'\n")
+    done = migrated.manage("penstock_run")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "/proc/nope" in done.stderr.splitlines()[-1]

@@ -16,7 +16,7 @@ from penstock.bus.loop import run_to_end
 from penstock.bus.subscribers import announcement
 from penstock.contrib.django.buses import get_bus
 from penstock.contrib.django.connections import look_after_connections
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import PenstockError, SettingsError, UsageError
 
 SUBSCRIBERS = "subscribers"
 
@@ -41,6 +41,9 @@ class Command(BaseCommand):
                 self.stderr.write(line, style_func=str)
             orderly = run_to_end(bus.run())
         except PenstockError as error:
-            raise CommandError(str(error), returncode=2 if isinstance(error, UsageError) else 1) from error
+            usage = isinstance(error, UsageError | SettingsError)
+            raise CommandError(str(error), returncode=2 if usage else 1) from error
+        except OSError as error:  # the store cannot be opened where it is
+            raise CommandError(str(error)) from error
         if not orderly:
             raise CommandError("handlers had to be cancelled; their events went back")
