@@ -440,16 +440,41 @@ def test_closing_ends_what_other_threads_wait_for(url: str) -> None:
     assert loop_threads() == []
 
 
-def test_a_bus_that_is_open_elsewhere_or_closed_is_refused() -> None:
-    bus = Bus("memory:", topics=[raw])
+def test_threads_use_a_bus_that_is_open_in_its_own_loop_and_do_not_close_it(url: str) -> None:
+    bus = Bus(url, topics=[raw])
+    shared = bus.sync()
+    handled: list[bytes] = []
+    ended = threading.Event()
+
+    @bus.subscriber(raw, "again")
+    def handle(data: bytes) -> None:
+        with bus.sync() as own:  # which is closed at the end, and the bus is not
+            handled.append(data)
+            if len(data) < 3:
+                own.publish(raw, data + b"x")
+                shared.publish(raw, data + b"y")
+        if len(handled) == 7:
+            ended.set()
 
     async def use() -> None:
         async with bus:
-            with pytest.raises(UsageError, match="open already, in another event loop"):
-                bus.sync().publish(raw, b"x")
+            await bus.publish(raw, b"a")
+            assert await asyncio.to_thread(ended.wait, 60)
+            with pytest.raises(UsageError, match="cannot wait for itself"):
+                shared.publish(raw, b"x")
+            assert loop_threads() == []
 
     asyncio.run(use())
-    with pytest.raises(BusClosed):
+    assert sorted(handled) == [b"a", b"ax", b"axx", b"axy", b"ay", b"ayx", b"ayy"]
+    for closed in (shared, bus.sync()):
+        with pytest.raises(BusClosed):
+            closed.publish(raw, b"x")
+
+
+def test_a_bus_that_was_left_open_in_a_loop_that_has_ended_is_refused() -> None:
+    bus = Bus("memory:", topics=[raw])
+    asyncio.run(bus.publish(raw, b"x"))
+    with pytest.raises(UsageError, match="left open in an event loop that has ended"):
         bus.sync().publish(raw, b"x")
 
 

@@ -240,18 +240,22 @@ class Bus:
     def sync(self) -> SyncBus:
         """Return this bus for code that is not asynchronous: the same methods, which wait, for any number of threads.
 
-        It opens with `with`, or at its first use, in an event loop and a thread of its own.
+        It opens with `with`, or at its first use, in an event loop and a thread of its own. If this bus is open then,
+        its own event loop is used: so a handler in a thread may publish.
         """
         from penstock.bus.portal import Portal
         from penstock.bus.sync import SyncBus, SyncPrepared
 
         return SyncBus(Portal(self._begin_in_portal, self.close, SyncPrepared), self)
 
-    def _begin_in_portal(self) -> None:
+    def _begin_in_portal(self) -> asyncio.AbstractEventLoop | None:
         self._check_not_closed()
         if self._state == "open":
-            raise UsageError("this bus is open already, in another event loop or thread: make another one for `sync()`")
+            if self._loop is not None and self._loop.is_running():
+                return self._loop
+            raise UsageError("this bus was left open in an event loop that has ended: make another one for `sync()`")
         self._make_backend()  # now, since several threads may ask for it later
+        return None
 
     async def _opened(self) -> Backend:
         self._check_loop()
@@ -281,8 +285,8 @@ class Bus:
         if loop is not self._loop:
             if self._loop is not None and self._loop.is_running():
                 raise UsageError(
-                    "this bus is open already, in another event loop: make a bus of its own for this one, or hand the "
-                    "call over, with asyncio.run_coroutine_threadsafe(bus.publish(…), loop).result()"
+                    "this bus is open already, in another event loop: use bus.sync() in a thread, whose calls go "
+                    "there, or make a bus of its own for this loop"
                 )
             self._loop = loop
 

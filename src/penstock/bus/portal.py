@@ -4,6 +4,8 @@ It is how code that is not asynchronous uses a bus: there is one implementation,
 
 * The thread begins with the first call. So a portal that was made before a fork works in every child, each with a loop
   of its own. In a child of a process that has used it already, it says so.
+* If the bus is open already, in an event loop that runs, there is no other thread, and calls go to that loop: so
+  handlers in threads use the bus that runs them. It is closed by whoever has opened it.
 * Any thread may call, several at once, and also one in which an event loop runs, which then waits as the thread does.
 * Who is interrupted while it waits (`KeyboardInterrupt`) cancels its call, and nobody else's.
 * `stop` lets the last call end, and then the thread. The interpreter does that, too, when it exits.
@@ -41,11 +43,11 @@ class Portal:
 
     def __init__(
         self,
-        begin: Callable[[], object],
+        begin: Callable[[], asyncio.AbstractEventLoop | None],
         end: Callable[[], Coroutine[Any, Any, None]],
         resend: Callable[[Portal, Any], object],
     ) -> None:
-        self._begin = begin  # once, before anything else
+        self._begin = begin  # once, before anything else; returns the loop that there is already
         self._end = end  # once, in the loop, after everything else
         self._resend = resend  # what the `prepared` of an error becomes for those who do not await
         self._lock = threading.Lock()
@@ -54,6 +56,8 @@ class Portal:
         self._pid: int | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._borrowed = False
+        """Whether the loop is another's."""
         self._stopping = asyncio.Event()
 
     # --- calling ---------------------------------------------------------------------------------
@@ -115,15 +119,18 @@ class Portal:
         """Let the loop run a coroutine, unless it was cancelled before that."""
         try:
             self._check_process()
-            if waits:
-                self._check_thread()
             # Under the lock, so that what is submitted before `stop` is there when the loop ends, and is told.
             with self._lock:
                 self._check_open()
+                if waits:
+                    self._check_thread()
                 if self._loop is None:
                     self._start()
                 assert self._loop is not None
-                self._loop.call_soon_threadsafe(_run, coroutine, done)
+                try:
+                    self._loop.call_soon_threadsafe(_run, coroutine, done)
+                except RuntimeError:
+                    raise BusClosed("the event loop has ended in which this bus was open") from None
         except Exception:
             coroutine.close()
             raise
@@ -132,11 +139,14 @@ class Portal:
         if self._stopped:
             raise BusClosed("this bus is closed; make a new one: Bus(url, topics=[…]).sync()")
         if not self._begun:
-            self._begin()
+            self._loop = self._begin()
             self._begun = True
+            if self._loop is not None:
+                self._borrowed, self._pid = True, os.getpid()
 
     def _check_thread(self) -> None:
-        if threading.current_thread() is self._thread:
+        within = asyncio._get_running_loop()  # noqa: SLF001 - the public one raises where there is none
+        if threading.current_thread() is self._thread or (within is not None and within is self._loop):
             raise UsageError("this is the thread of the bus's own event loop, which cannot wait for itself")
 
     def _check_process(self) -> None:
@@ -177,7 +187,7 @@ class Portal:
         self._check_thread()
         with self._lock:
             first, self._stopped = not self._stopped, True
-            loop, thread = self._loop, self._thread
+            loop, thread = None if self._borrowed else self._loop, self._thread
             last: Future[None] = Future()
             if first and loop is not None:
                 loop.call_soon_threadsafe(_run, self._end(), last)
