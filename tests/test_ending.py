@@ -58,6 +58,23 @@ async def test_a_close_that_is_cut_off_keeps_nothing_from_others(
             await world.until(lambda: len(set(second.data)) == 20, within=5)
 
 
+@pytest.mark.parametrize("turns", [1, 2, 4, 6, 9, 13, 20, 30])
+@pytest.mark.parametrize("mode", ["failover", "key_shared", "shared"])
+async def test_a_consumer_whose_joining_is_cut_off_keeps_nothing_from_others(
+    world: World, mode: Mode, turns: int
+) -> None:
+    one, other = world.bus(), world.bus()
+    for number in range(20):
+        await world.publish(other, b"%d" % number, topic=wide, key=b"k%d" % number)
+    async with world.running(one.consume(wide, "t")):  # so that this process goes on
+        consumer = one.consume(wide, "s", mode=mode)
+        await cut_off(consumer.__aenter__(), turns)
+        if consumer._member is not None:
+            await world.done(consumer.close())  # it was quicker than that
+        async with world.running(other.consume(wide, "s", mode=mode), acked) as running:
+            await world.until(lambda: len(set(running.data)) == 20, within=5)
+
+
 async def test_whoever_closes_again_waits_for_what_was_cut_off(world: World) -> None:
     bus = world.bus()
     async with world.running(bus.consume(wide, "s")):

@@ -138,8 +138,10 @@ class Crew(Member, ABC):
         self._numbers += 1
         place = Place(self, self._numbers, owner, on_gap)
         self.places[place.number] = place
+        # Should this be cut off, what is the due of others, too, is not left half done: leaving waits for it.
+        balancing = asyncio.ensure_future(self.balance())
         try:
-            await self.balance()
+            await asyncio.shield(balancing)
         except BaseException:
             await self._dispatcher.leave(place)
             raise
@@ -238,7 +240,11 @@ class Crew(Member, ABC):
                     place.lease = None
             for place in list(self.places.values()):
                 if place.lease is None:
-                    place.lease = await presence.acquire(f"{self.members}{place.owner}", place.owner)
+                    lease = await presence.acquire(f"{self.members}{place.owner}", place.owner)
+                    if lease is not None and place.closed:  # it has left meanwhile
+                        await presence.give_back(lease, clean=True)
+                    else:
+                        place.lease = lease
             try:
                 await self._balance()
             except BaseException:
