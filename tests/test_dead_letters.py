@@ -255,6 +255,7 @@ async def test_every_filter_counts_for_looking_replaying_and_purging(world: Worl
         ({"errror": "KeyError"}, "no filter 'errror'; did you mean 'error'?"),
         ({"offsets": [1]}, "say which `partition` the offset is of"),
         ({"offsets": [-1], "partition": 0}, "at least 0"),
+        ({"offsets": [2**63], "partition": 0}, "as positions have them"),
         ({"offsets": range(100_001), "partition": 0}, "at most 100,000 offsets"),
         ({"partition": 4}, "the partitions 0 to 3, not 4"),
         ({"since": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001 - which is the point

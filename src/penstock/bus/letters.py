@@ -19,7 +19,7 @@ from penstock.clock import datetime_to_us, us_to_datetime
 from penstock.errors import UsageError, did_you_mean
 from penstock.events import utf8
 from penstock.failures import fingerprint
-from penstock.offsets import Position
+from penstock.offsets import OFFSET_END, Position
 from penstock.rows import Parked, ParkedFilter, ParkedState
 
 if TYPE_CHECKING:
@@ -270,8 +270,8 @@ def only_partition(info: TopicInfo, partition: int | None) -> int:
 
 def _checked_offsets(offsets: Iterable[int]) -> frozenset[int]:
     found = frozenset(offsets)
-    if not all(type(offset) is int and offset >= 0 for offset in found):
-        raise UsageError("`offsets` are whole numbers of at least 0")
+    if not all(type(offset) is int and 0 <= offset < OFFSET_END for offset in found):
+        raise UsageError("`offsets` are whole numbers of at least 0, as positions have them")
     if len(found) > OFFSETS_MAX:
         raise UsageError(f"a filter names at most {OFFSETS_MAX:,} offsets, not {len(found):,}: filter by time or error")
     return found

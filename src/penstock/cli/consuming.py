@@ -21,7 +21,7 @@ import sys
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from penstock.cli.output import say
+from penstock.cli.output import say, shown_text
 from penstock.cli.read import _Printer
 from penstock.errors import StaleDelivery
 
@@ -219,7 +219,7 @@ class _Talk(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Say what is logged."""
         if record.funcName != "declare":
-            say(f"{record.levelname.lower()}: {record.getMessage()}")
+            say(f"{record.levelname.lower()}: {shown_text(record.getMessage())}")
 
 
 # --- printing -------------------------------------------------------------------------------------
