@@ -223,6 +223,9 @@ class Handling:
     # --- taking -------------------------------------------------------------------------------
 
     async def _work(self, worker: Worker, delivery: Delivery[Any] | None) -> None:
+        if delivery is not None and self._stopping:
+            self._left(delivery)
+            return
         while delivery is not None or not self._stopping:
             worker.began = self._clock.monotonic()
             if delivery is None:
@@ -254,9 +257,13 @@ class Handling:
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             if following is not None:
-                following._return()
-                self._intake.after(following)
+                self._left(following)
             raise
+
+    def _left(self, delivery: Delivery[Any]) -> None:
+        """Let others have what was taken and is not begun."""
+        delivery._return()
+        self._intake.after(delivery)
 
     def _breathe(self, since: float) -> None:
         """Note that the event loop has had a turn, which began soon after this time."""
