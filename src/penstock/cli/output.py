@@ -210,7 +210,8 @@ def _folded(columns: Sequence[Column], room: int) -> list[int] | None:
 
 
 def _are_facts(columns: Sequence[Column]) -> bool:
-    return len(columns) == len(("what", "value"))
+    """Say whether each row is a name and a value."""
+    return len(columns) == 2
 
 
 def _side_by_side(columns: Sequence[Column], widths: Sequence[int], gap: int) -> tuple[list[str], list[list[str]]]:
