@@ -13,7 +13,7 @@ import textwrap
 import threading
 import weakref
 from contextlib import ExitStack, closing, contextmanager, suppress
-from contextvars import Context
+from contextvars import Context, copy_context
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -1088,3 +1088,12 @@ def test_blocks_that_end_in_another_order_than_they_began_leave_nothing_behind(t
         return [weakref.ref(connection) for connection in made]
 
     assert [left() for left in use()] == [None, None]
+
+
+def test_a_block_leaves_the_context_as_it_was() -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        before = copy_context()
+        for id in ("1", "2", "2"):
+            with Once(connection, "s", "source", id), Once(connection, "t", "source", id):
+                assert copy_context() != before
+            assert copy_context() == before

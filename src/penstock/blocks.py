@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -44,8 +44,22 @@ def savepoint(depth: int) -> Savepoint:
 class Block(ABC, Generic[R]):
     """A block that is a transaction, or a part of one; both a context manager and an asynchronous one."""
 
-    __slots__ = ("_connection", "_entered", "_kind", "begun", "cut", "depth", "ended", "open", "outer", "stack", "task")
+    __slots__ = (
+        "_connection",
+        "_entered",
+        "_entry",
+        "_kind",
+        "begun",
+        "cut",
+        "depth",
+        "ended",
+        "open",
+        "outer",
+        "stack",
+        "task",
+    )
 
+    _entry: Token[Block[Any] | None]
     outer: Block[Any] | None
     """The block that is around this one, of whatever connection; once it is entered."""
     task: asyncio.Task[Any] | None
@@ -143,7 +157,7 @@ class Block(ABC, Generic[R]):
             return other
         self.open = True
         self.outer = around
-        _around.set(self)
+        self._entry = _around.set(self)
         return None
 
     def _join(self, outermost: Block[Any], around: Block[Any] | None, turn: Block[Any] | None) -> Block[Any] | None:
@@ -178,7 +192,12 @@ class Block(ABC, Generic[R]):
             outer = self.outer
             while outer is not None and not outer.open:  # it has ended before those that it was around
                 outer = outer.outer
-            _around.set(outer)
+            try:
+                _around.reset(self._entry)  # so that the context is what it was
+            except ValueError:  # it was entered in another context
+                _around.set(self.outer)
+            if outer is not self.outer:
+                _around.set(outer)
         if self.stack is None:
             del _present[id(self._connection)]
         else:
