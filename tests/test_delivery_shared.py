@@ -546,3 +546,17 @@ def test_as_much_is_claimed_at_a_time_as_lasts_for_a_moment() -> None:
         now += lasted
     assert sizes == [10, 40, 160, 160, 80, 40, 20, 10, 10, 10, 10, 10, 10]
     assert made.wish_ahead(0, 0, now) is None
+
+
+async def test_what_could_not_be_given_back_at_first_is_found_by_those_who_have_seen_its_consumer_go(
+    world: World,
+) -> None:
+    one, other = world.bus(), world.bus()
+    await world.publish(other, b"0")
+    async with world.running(one.consume(raw, "t")), world.running(one.consume(raw, "s", mode="shared"), kept) as held:
+        await world.until(lambda: held.taken)
+        async with world.running(other.consume(raw, "s", mode="shared")) as running:
+            await world.run(1)
+            world.store.fail("leases.release_some", StoreUnavailable("not now"), times=1)
+            await world.done(held.consumer.close())
+            await world.until(lambda: running.data == [b"0"], within=5)

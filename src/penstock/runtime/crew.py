@@ -155,10 +155,12 @@ class Crew(Member, ABC):
         for seat in self.seats:
             seat.tell(ConsumerLeft(place.number))
         lease, place.lease = place.lease, None
-        if not self.places:
-            await self.leave()
-        if lease is not None:
-            await self._dispatcher.presence.give_back(lease, clean=True)
+        try:
+            if not self.places:
+                await self.leave()
+        finally:
+            if lease is not None:
+                await self._dispatcher.presence.sign_off(lease)
         if self.places:
             self._news = True
             self._left(place)
@@ -242,7 +244,7 @@ class Crew(Member, ABC):
                 if place.lease is None:
                     lease = await presence.acquire(f"{self.members}{place.owner}", place.owner)
                     if lease is not None and place.closed:  # it has left meanwhile
-                        await presence.give_back(lease, clean=True)
+                        await presence.sign_off(lease)
                     else:
                         place.lease = lease
             try:

@@ -131,6 +131,17 @@ class Presence(Loop):
             self.abandon(leases)  # this was cut off
             raise
 
+    async def sign_off(self, lease: Lease) -> None:
+        """Release a lease by which others know that somebody is here; behind all that is to be released later.
+
+        When it is gone they look for what that one has left, once: so that must be free by then.
+        """
+        if self._orphans:
+            self.abandon([lease])
+            self.wake()
+        else:
+            await self.give_back(lease, clean=True)
+
     def abandon(self, leases: Iterable[Lease]) -> None:
         """Have leases released later, which nobody here can wait for."""
         for lease in leases:
@@ -143,7 +154,7 @@ class Presence(Loop):
             name, owner = orphan
             holder = await self._host.call(leases.holder, name)
             if any(orphan in wanted for wanted in self._asking.values()):
-                continue  # it may have been acquired again, and the answer is on its way
+                break  # it may have been acquired again, and the answer is on its way; those behind it wait as well
             if holder is not None and holder.owner == owner and holder.epoch not in self._held:
                 with suppress(LeaseError):
                     await self._host.call(leases.release, holder, clean=False)
