@@ -301,6 +301,18 @@ def test_the_place_of_a_syntax_error_is_the_line_that_cannot_be_read(tmp_path: P
         assert f"failed: SyntaxError: {place}" in done.stderr
 
 
+def test_what_penstock_refuses_while_an_application_is_imported_tells_its_line(tmp_path: Path) -> None:
+    bare = "from penstock import Topic\n\nclass Order:\n    id: str\n\norders = Topic('orders', Order)\n"
+    (tmp_path / "bare.py").write_text(bare)
+    (tmp_path / "importing.py").write_text("from bare import orders\n")
+    (tmp_path / "making.py").write_text("def make():\n    import bare\n")
+    for target in ("bare:bus", "importing:bus", "making:make"):
+        done = penstock("run", target)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: class Order is not an event: decorate it with @penstock.event(")
+        assert done.stderr.endswith(f", at {tmp_path}/bare.py:6\n"), target
+
+
 @pytest.mark.parametrize("url", ["bogus:", "/tmp", "memory:x"])
 def test_a_url_of_no_store_is_wrong_usage_before_any_code_of_the_application_runs(url: str, tmp_path: Path) -> None:
     write_application(tmp_path, "tell('imported')\n" + HANDLING)

@@ -234,7 +234,8 @@ def _report(error: Exception, session: Session) -> int:
     if isinstance(error, PenstockError | OSError):
         # What to install takes several lines to say.
         shown = shown_lines if isinstance(error, SparkUnavailable) else shown_text
-        say(shown(f"error: {error}"))
+        # What is added to an error as a note is part of what it says, such as where an application got it.
+        say(shown(", ".join([f"error: {error}", *getattr(error, "__notes__", ())])))
     else:
         # What others say may be long, run over many lines, and quote a URL with its password.
         message = redact_url(" ".join(str(error).split())[:MESSAGE_MAX])

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import penstock
 from penstock.cli.output import shown_text
 from penstock.cli.session import check_url
 from penstock.errors import PenstockError, UsageError, did_you_mean
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from penstock.cli.session import Session
 
 MESSAGE_MAX = 300
+
+PACKAGE = Path(penstock.__file__).parent
+"""Nothing below it is a line of the application."""
 
 Target = Annotated[str, typer.Argument(metavar="MODULE:BUS", help="Where the bus is, such as shop.events:bus.")]
 """The argument of every command that runs an application's code."""
@@ -79,8 +83,9 @@ def _imported(name: str) -> ModuleType:
         raise UsageError(
             f"there is no module {error.name!r}{near}; it is searched in {Path.cwd()} and among what is installed"
         ) from None
-    except PenstockError:
-        raise  # its text says what is wrong with the application
+    except PenstockError as error:
+        _add_place(error)  # its text says what is wrong with the application
+        raise
     except (Exception, SystemExit) as error:
         raise _failure(f"importing {name!r}", error) from error
 
@@ -122,7 +127,8 @@ def _made(name: str, make: Callable[..., Any]) -> Any:
         return make
     try:
         made = make()
-    except PenstockError:
+    except PenstockError as error:
+        _add_place(error)
         raise
     except (Exception, SystemExit) as error:
         raise _failure(f"calling {name}", error) from error
@@ -157,6 +163,12 @@ def _failure(doing: str, error: BaseException) -> PenstockError:
     )
 
 
+def _add_place(error: PenstockError) -> None:
+    """Note the line of the application at an error that it got from Penstock."""
+    if place := _place(error):
+        error.add_note(f"at {place}")
+
+
 def _place(error: BaseException) -> str:
     """Return the line of the application where this was raised; empty if none of its code has run."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno and not error.filename.startswith("<"):
@@ -164,7 +176,9 @@ def _place(error: BaseException) -> str:
     frames = [
         each
         for each in traceback.extract_tb(error.__traceback__)
-        if each.filename not in {__file__, importlib.__file__} and not each.filename.startswith("<frozen importlib")
+        if each.filename != importlib.__file__
+        and not each.filename.startswith("<frozen importlib")
+        and not Path(each.filename).is_relative_to(PACKAGE)
     ]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
