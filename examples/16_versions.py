@@ -48,6 +48,8 @@ async def main() -> None:
         for _ in range(2):
             order = await seen.get()
             print(order.order_id, "costs", order.total)
+        while not await bus.dead_letters.count(orders, "billing"):  # noqa: ASYNC110 - it is just being written
+            await asyncio.sleep(0.01)
         [letter] = await bus.dead_letters.ls(orders, "billing")
         print(f"dead: {letter.event.data!r}, {letter.error_type}")
 
