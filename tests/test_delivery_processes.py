@@ -66,6 +66,8 @@ class Scene:
                 await asyncio.to_thread(self._write)
             except WriterStalled:
                 child.signal(signal.SIGCONT)
+                # Stopped again at once, it would have the turn still: on a busy machine twenty times in a row.
+                await asyncio.to_thread(self._write)
             else:
                 return
 
