@@ -313,6 +313,16 @@ def test_what_penstock_refuses_while_an_application_is_imported_tells_its_line(t
         assert done.stderr.endswith(f", at {tmp_path}/bare.py:6\n"), target
 
 
+def test_the_place_of_an_error_is_a_line_of_the_application_whatever_has_raised_it(tmp_path: Path) -> None:
+    (tmp_path / "parsing.py").write_text("import json\n\njson.loads('{')\n")
+    asking = "import asyncio\nfrom penstock import Bus\n\nasyncio.run(Bus('memory:').pause('nowhere', 'billing'))\n"
+    (tmp_path / "asking.py").write_text(asking)
+    for module, place in {"parsing": f"{tmp_path}/parsing.py:3 (", "asking": f"{tmp_path}/asking.py:4\n"}.items():
+        done = penstock("run", f"{module}:bus")
+        assert f", at {place}" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("url", ["bogus:", "/tmp", "memory:x"])
 def test_a_url_of_no_store_is_wrong_usage_before_any_code_of_the_application_runs(url: str, tmp_path: Path) -> None:
     write_application(tmp_path, "tell('imported')\n" + HANDLING)

@@ -15,6 +15,7 @@ import inspect
 import pkgutil
 import re
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 MESSAGE_MAX = 300
 
 PACKAGE = Path(penstock.__file__).parent
-"""Nothing below it is a line of the application."""
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+INSTALLED = {"site-packages", "dist-packages"}
+"""What is installed may be below the standard library, and may be the application."""
 
 Target = Annotated[str, typer.Argument(metavar="MODULE:BUS", help="Where the bus is, such as shop.events:bus.")]
 """The argument of every command that runs an application's code."""
@@ -173,14 +176,16 @@ def _place(error: BaseException) -> str:
     """Return the line of the application where this was raised; empty if none of its code has run."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno and not error.filename.startswith("<"):
         return f"{error.filename}:{error.lineno}"  # nothing of that file is in the traceback: it has never run
-    frames = [
-        each
-        for each in traceback.extract_tb(error.__traceback__)
-        if each.filename != importlib.__file__
-        and not each.filename.startswith("<frozen importlib")
-        and not Path(each.filename).is_relative_to(PACKAGE)
-    ]
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_application(each.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def _is_application(filename: str) -> bool:
+    """Whether this is neither Penstock nor Python itself, nor code that has no file."""
+    path = Path(filename)
+    if filename.startswith("<") or path.is_relative_to(PACKAGE):
+        return False
+    return not path.is_relative_to(LIBRARY) or not INSTALLED.isdisjoint(path.parts)
 
 
 # --- what an application raised, as a terminal may have it ------------------------------------
