@@ -115,7 +115,7 @@ CAMPAIGN = Campaign(
     name="c1",
     title="delivery in a deterministic simulator: everything that can go wrong, from a seed",
     unit="seed",
-    small=40,
+    small=500,
     full=20_000,
     run=run,
 )

@@ -19,7 +19,7 @@ CAMPAIGN = Campaign(
     name="c1s",
     title="delivery to consumers that share a subscription, in the deterministic simulator",
     unit="seed",
-    small=40,
+    small=500,
     full=20_000,
     run=partial(run, **SHARED),
 )
